@@ -1,0 +1,215 @@
+"""RunConfig: everything a run depends on. Unknown keys are errors that name the nearest key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentservesim.errors import InputError, nearest
+
+PolicySpec = str | dict[str, dict[str, Any] | None]
+"""A policy by name ('lru'), by name with parameters ('ttl:tau_s=2' or {ttl: {tau_s: 2}}), or './file.py:Class'."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ArrivalsConfig(_Section):
+    """When programs start. `recorded` takes each program's arrival_s; `closed_loop` keeps `lanes` running."""
+
+    process: Literal["recorded", "poisson", "gamma", "closed_loop"] = "recorded"
+    rate_per_s: Annotated[float, Field(gt=0)] | None = None
+    cv: Annotated[float, Field(gt=0, description="gamma: coefficient of variation")] = 1.0
+    lanes: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _complete(self) -> ArrivalsConfig:
+        if self.process in ("poisson", "gamma") and self.rate_per_s is None:
+            raise ValueError(f"process {self.process} needs rate_per_s (programs per second)")
+        if self.process == "closed_loop" and self.lanes is None:
+            raise ValueError("process closed_loop needs lanes (programs that run at a time)")
+        return self
+
+
+class WorkloadConfig(_Section):
+    """Where programs come from: a trace file, or a bundled workload named examples/…."""
+
+    source: str
+    format: str | None = None
+    programs: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    arrivals: ArrivalsConfig = ArrivalsConfig()
+
+
+class ClusterConfig(_Section):
+    """The hardware: `instances` identical engines of `tp` GPUs each."""
+
+    gpu: str
+    model: str
+    tp: Annotated[int, Field(ge=1)] = 1
+    instances: Annotated[int, Field(ge=1)] = 1
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_cache_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class EngineConfig(_Section):
+    """Engine options under vLLM's own names. max_model_len None: the model's own."""
+
+    semantics: Literal["vllm-0.32"] = "vllm-0.32"
+    block_size: Annotated[int, Field(ge=1)] = 16
+    max_num_seqs: Annotated[int, Field(ge=1)] = 128
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    scheduler_reserve_full_isl: bool = True
+    step_mode: Literal["leap", "step"] = "leap"
+
+    @model_validator(mode="after")
+    def _budget(self) -> EngineConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), as in vLLM"
+            )
+        return self
+
+
+class PoliciesConfig(_Section):
+    """One policy on each axis."""
+
+    retention: PolicySpec = "lru"
+    scheduling: PolicySpec = "fcfs"
+    admission: PolicySpec = "none"
+    routing: PolicySpec = "session-affinity"
+
+
+class StepTimeConfig(_Section):
+    """What gives a step its seconds.
+
+    linear: seconds = base_s + per_prefill_token_s * prefill tokens + per_decode_s * decoding sequences
+            + per_context_token_s * (tokens attended to by decoding sequences)
+    """
+
+    backend: Literal["measured", "roofline", "linear"] = "measured"
+    base_s: Annotated[float, Field(ge=0)] = 0.0
+    per_prefill_token_s: Annotated[float, Field(ge=0)] = 0.0
+    per_decode_s: Annotated[float, Field(ge=0)] = 0.0
+    per_context_token_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class RunConfig(_Section):
+    """A run. The same config gives the same result, bit for bit."""
+
+    workload: WorkloadConfig
+    cluster: ClusterConfig
+    engine: EngineConfig = EngineConfig()
+    policies: PoliciesConfig = PoliciesConfig()
+    step_time: StepTimeConfig = StepTimeConfig()
+    output_reuse: Literal["deployment", "replay"] = "deployment"
+
+    def to_yaml(self) -> str:
+        """The resolved config as YAML, defaults included."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a YAML config and apply `a.b=value` overrides (values are YAML).
+
+    Raises InputError with file, line, field, value and expectation.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read the config: {error}") from None
+    try:
+        data = yaml.safe_load(text)
+        lines = _key_lines(yaml.compose(text))
+    except (yaml.YAMLError, ValueError) as error:  # the resolver lets ValueError out on impossible dates
+        raise InputError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}:1: expected a mapping with sections {', '.join(RunConfig.model_fields)}")
+    origin: dict[tuple[str, ...], str] = {}
+    for item in overrides or []:
+        _apply_override(data, item, origin)
+    return parse_config(data, str(path), lines, origin)
+
+
+def parse_config(
+    data: dict[str, Any],
+    where: str = "config",
+    lines: dict[tuple[str, ...], int] | None = None,
+    origin: dict[tuple[str, ...], str] | None = None,
+) -> RunConfig:
+    """Validate a mapping; relative workload paths stay as given. Raises InputError, one line a problem."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems = [_explain(e, where, lines or {}, origin or {}) for e in error.errors()]
+        raise InputError("\n".join(dict.fromkeys(problems))) from None
+
+
+def _apply_override(data: dict[str, Any], item: str, origin: dict[tuple[str, ...], str]) -> None:
+    key, equals, value = item.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise InputError(f"--set {item}: expected section.key=value, for instance cluster.instances=4")
+    node = data
+    for part in path[:-1]:
+        child = node.get(part)
+        node[part] = dict(child) if isinstance(child, dict) else {}
+        node = node[part]
+    try:
+        node[path[-1]] = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"--set {item}: the value is not valid YAML: {error}") from None
+    origin[path] = f"--set {item}"
+
+
+def _key_lines(node: yaml.Node | None, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """1-based line of every key in a YAML document, by path."""
+    lines: dict[tuple[str, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = (*path, str(key.value))
+            lines[below] = key.start_mark.line + 1
+            lines.update(_key_lines(value, below))
+    return lines
+
+
+def _explain(
+    error: Any, where: str, lines: dict[tuple[str, ...], int], origin: dict[tuple[str, ...], str]
+) -> str:
+    """One pydantic error as a sentence: where, field, value, expectation, nearest valid key."""
+    # Union branches put type names into the location; only real keys stay.
+    path = tuple(str(part) for part in error["loc"] if not str(part).startswith(("dict[", "str", "constrained")))
+    at = next((f"{where}:{lines[path[:n]]}" for n in range(len(path), 0, -1) if path[:n] in lines), where)
+    at = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), at)
+    field = ".".join(path) or "config"
+    if error["type"] == "extra_forbidden":
+        choices = _fields_at(path[:-1])
+        return f"{at}: unknown key {field!r}{nearest(path[-1], choices)}; expected one of {', '.join(choices)}"
+    if error["type"] == "missing":
+        return f"{at}: missing key {field!r}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{at}: {field}: {message}"
+    value = error["input"]
+    hint = nearest(value, error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")) \
+        if error["type"] == "literal_error" and isinstance(value, str) else ""
+    return f"{at}: {field} is {value!r}: {message[0].lower() + message[1:]}{hint}"
+
+
+def _fields_at(path: tuple[str, ...]) -> list[str]:
+    """The keys a section accepts."""
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
+    return list(model.model_fields)

@@ -1,0 +1,95 @@
+"""What is logically to run: a program is a graph of turns, each an LLM call with the tools it asks for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentservesim.errors import InputError
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One tool the model asked for at the end of a turn. `duration_s` is the tool's own wall time."""
+
+    name: str
+    duration_s: float
+
+
+class PrefixGroup(msgspec.Struct, frozen=True):
+    """A run of tokens shared by id across programs (a system prompt, tool definitions)."""
+
+    id: str
+    tokens: int
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One LLM call and the tool gap after it.
+
+    prompt_tokens         the whole prompt
+    reuse_tokens          how many leading prompt tokens equal the first parent's prompt plus kept output
+    output_tokens         tokens the call generates (0: it finishes after prefill)
+    kept_output_tokens    what of the output returns into the context of the next turn
+    parents               indices, into the program's turns, of the turns that must complete first
+    tools                 run side by side after this turn
+    gap_s                 the recorded gap after this turn; None: the longest of the tools
+    pause_s               a person's pause after this turn, on top of the gap
+    """
+
+    turn_id: str
+    prompt_tokens: int
+    output_tokens: int
+    reuse_tokens: int = 0
+    kept_output_tokens: int = 0
+    parents: tuple[int, ...] = ()
+    tools: tuple[ToolCall, ...] = ()
+    gap_s: float | None = None
+    pause_s: float = 0.0
+
+    def wait_s(self) -> float:
+        """Seconds between this turn's completion and the earliest release of a turn that follows it."""
+        if self.gap_s is not None:
+            return self.gap_s + self.pause_s
+        return max((tool.duration_s for tool in self.tools), default=0.0) + self.pause_s
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A program: `turns` in any order that lists no turn before its parents' definition being known.
+
+    `arrival_s` is None when the run's arrival process decides it. `prefix` groups stand, in order, at the
+    start of every prompt of the program.
+    """
+
+    program_id: str
+    turns: tuple[Turn, ...]
+    arrival_s: float | None = None
+    prefix: tuple[PrefixGroup, ...] = ()
+
+    def children(self) -> list[list[int]]:
+        """For each turn, the indices of the turns that wait for it.
+
+        Raises InputError when a parent does not exist or the graph has a cycle.
+        """
+        children: list[list[int]] = [[] for _ in self.turns]
+        waiting = [len(turn.parents) for turn in self.turns]
+        for index, turn in enumerate(self.turns):
+            for parent in turn.parents:
+                if not 0 <= parent < len(self.turns):
+                    raise InputError(
+                        f"program {self.program_id!r}: turn {turn.turn_id!r} names parent {parent}, "
+                        f"expected an index from 0 to {len(self.turns) - 1}"
+                    )
+                children[parent].append(index)
+        ready = [index for index, count in enumerate(waiting) if count == 0]
+        reached = 0
+        while ready:
+            reached += 1
+            for child in children[ready.pop()]:
+                waiting[child] -= 1
+                if waiting[child] == 0:
+                    ready.append(child)
+        if reached != len(self.turns):
+            stuck = [self.turns[i].turn_id for i, count in enumerate(waiting) if count]
+            raise InputError(
+                f"program {self.program_id!r}: field 'parents' makes a cycle through turns {', '.join(stuck[:5])}"
+                "; expected a graph without cycles"
+            )
+        return children

@@ -1,0 +1,48 @@
+"""The contract between an instance and whatever knows how long its steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from agentservesim.policies.interface import PrefillLine
+
+
+class StepCost(NamedTuple):
+    """One engine step: wall seconds, joules of all its GPUs, and whether the batch lay inside the
+    grid that was measured (always False for a back end without measurements)."""
+
+    seconds: float
+    joules: float
+    in_grid: bool
+
+
+class StepTimeModel(Protocol):
+    """Seconds and joules of a step, a pure function of the batch's shape.
+
+    backend   the name in the config: measured, tables, roofline or linear
+    source    what the numbers come from, in words, with version
+    notice    what a user should be told once, or None
+    idle_watts    power of the instance's GPUs together while no step runs
+    """
+
+    backend: str
+    source: str
+    notice: str | None
+    idle_watts: float
+
+    def step(
+        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
+    ) -> StepCost:
+        """Cost of a step.
+
+        prefills                a (new_tokens, computed_tokens) pair a sequence in prefill: tokens this
+                                step computes, tokens of it already in the KV cache
+        decodes                 sequences that compute one token
+        decode_context_tokens   sum over those of the context each attends to, its new token included
+        """
+        ...
+
+    def prefill_line(self) -> PrefillLine:
+        """The prefill cost as a line, for policies that weigh a recomputation (min-waste)."""
+        ...
