@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-
 # --- views -----------------------------------------------------------------------------------------------
 
 
@@ -156,7 +155,8 @@ class RetentionPolicy(Protocol):
     """Decides what KV survives the gap after a call.
 
     May also define `on_call_arrival(pcb, now_s, kv) -> Decision | None`, asked when the program's next
-    call arrives while its KV is protected, before the gap is closed in the PCB.
+    call arrives, before the gap is closed in the PCB, whether or not KV is protected. Release gives
+    protected KV back; Protect re-dates it; None leaves it until admission takes it over or its deadline.
     """
 
     def on_call_complete(self, pcb: PCB, now_s: float, kv: KVView) -> Decision | None: ...

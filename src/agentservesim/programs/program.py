@@ -44,11 +44,15 @@ class Turn(msgspec.Struct, frozen=True):
     gap_s: float | None = None
     pause_s: float = 0.0
 
+    def tool_gap_s(self) -> float:
+        """Seconds the tools take after this turn: the recorded gap, else the longest of them."""
+        if self.gap_s is not None:
+            return self.gap_s
+        return max((tool.duration_s for tool in self.tools), default=0.0)
+
     def wait_s(self) -> float:
         """Seconds between this turn's completion and the earliest release of a turn that follows it."""
-        if self.gap_s is not None:
-            return self.gap_s + self.pause_s
-        return max((tool.duration_s for tool in self.tools), default=0.0) + self.pause_s
+        return self.tool_gap_s() + self.pause_s
 
 
 class Program(msgspec.Struct, frozen=True):

@@ -1,0 +1,47 @@
+"""Seconds and joules of an engine step, and the hardware and model facts behind them."""
+
+from __future__ import annotations
+
+from agentservesim.config import RunConfig
+from agentservesim.step_time.decode_line import DecodeLine
+from agentservesim.step_time.hardware import Gpu, gpu
+from agentservesim.step_time.interface import StepCost, StepTimeModel
+from agentservesim.step_time.kv_pool import KVPool, kv_pool_tokens
+from agentservesim.step_time.linear import LinearStepTime
+from agentservesim.step_time.measured import MeasuredStepTime
+from agentservesim.step_time.models import Model, model
+from agentservesim.step_time.operators import NoMeasurements, Operators
+from agentservesim.step_time.roofline import RooflineStepTime
+
+__all__ = [
+    "DecodeLine",
+    "Gpu",
+    "KVPool",
+    "Model",
+    "StepCost",
+    "StepTimeModel",
+    "build_step_time",
+    "gpu",
+    "kv_pool_tokens",
+    "model",
+]
+
+
+def build_step_time(config: RunConfig) -> StepTimeModel:
+    """The step-time model that a config asks for.
+
+    `measured` falls back to the roofline where nothing was measured; the notice then says why.
+    Raises InputError for an unknown GPU or model, and for a tp that cannot split the model.
+    """
+    chip, spec, tp = gpu(config.cluster.gpu), model(config.cluster.model), config.cluster.tp
+    spec.check_tp(tp)
+    budget = config.engine.max_num_batched_tokens
+    if config.step_time.backend == "linear":
+        return LinearStepTime(config.step_time, chip, tp, budget)
+    if config.step_time.backend == "roofline":
+        return RooflineStepTime(chip, spec, tp, budget)
+    try:
+        operators = Operators(chip, spec, tp)
+    except NoMeasurements as missing:
+        return RooflineStepTime(chip, spec, tp, budget, reason=str(missing))
+    return MeasuredStepTime(operators, chip, spec, tp, budget)

@@ -1,0 +1,76 @@
+"""Where programs come from: trace files in several formats, and seeded synthetic workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentservesim.config import WorkloadConfig
+from agentservesim.errors import InputError, nearest
+from agentservesim.programs.program import Program
+from agentservesim.workload.formats import read_programs
+from agentservesim.workload.report import ReadingReport
+from agentservesim.workload.synthetic import BUNDLED, generate
+
+__all__ = ["BUNDLED", "ReadingReport", "Workload", "load_programs"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Programs to run, once: `programs` streams them, and `report` is complete when it is exhausted."""
+
+    name: str
+    programs: Iterator[Program]
+    report: ReadingReport
+
+
+def load_programs(config: WorkloadConfig) -> Workload:
+    """Open the workload a config names; a relative path counts from the working directory.
+
+    Takes the first config.programs; by default all of a file, or the bundled workload's own number. Raises
+    InputError at once for a name, file or format that is wrong, and while streaming for a wrong line or a
+    file that holds fewer programs than asked for. config.seed matters to bundled workloads only.
+    """
+    report = ReadingReport()
+    if config.source in BUNDLED:
+        programs = _bundled(config, report)
+    else:
+        programs = _from_file(config, report)
+    return Workload(config.source, programs, report)
+
+
+def _bundled(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
+    if config.format is not None:
+        raise InputError(
+            f"workload.format is {config.format!r}: expected none, as workload.source is the bundled {config.source}"
+        )
+    description = BUNDLED[config.source]
+    return _counted(generate(description, config.seed), config.programs or description.programs, report)
+
+
+def _counted(programs: Iterator[Program], wanted: int, report: ReadingReport) -> Iterator[Program]:
+    for _ in range(wanted):
+        program = next(programs)
+        report.add(program)
+        yield program
+
+
+def _from_file(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
+    path = Path(config.source)
+    if not path.exists():
+        names = ", ".join(BUNDLED)
+        hint = nearest(config.source, BUNDLED)
+        raise InputError(
+            f"workload.source is {config.source!r}{hint}: no such file; expected a workload file or one of {names}"
+        )
+    programs = read_programs(path, report, config.format)
+    return programs if config.programs is None else _first(programs, config.programs, path)
+
+
+def _first(programs: Iterator[Program], wanted: int, path: Path) -> Iterator[Program]:
+    for taken in range(wanted):
+        program = next(programs, None)
+        if program is None:
+            raise InputError(f"workload.programs is {wanted}: expected at most {taken}, all that {path} holds")
+        yield program

@@ -1,0 +1,103 @@
+"""Parked KV: what the retention plane protects between two calls of a program.
+
+Parked blocks are out of the free queue and still counted as free, because protection is a preference and
+not a lock: a short allocation reclaims them, lowest value first, before anything is preempted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from agentservesim.engine.block_pool import BlockPool
+from agentservesim.engine.block_table import BlockTable
+
+
+@dataclass(slots=True, eq=False)
+class ParkedEntry:
+    """One call's hashed blocks, protected until `deadline_s`."""
+
+    key: Hashable
+    table: BlockTable
+    deadline_s: float
+    value: float
+    sequence: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.table.num_hashed
+
+
+class ParkingLot:
+    """The parked entries of one instance. `listener(event, key, blocks)` is told what happens to them;
+    events are expire, release, takeover and reclaim."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._entries: dict[Hashable, ParkedEntry] = {}
+        self._deadlines: list[tuple[float, int, ParkedEntry]] = []
+        self._sequence = 0
+        self.listener: Callable[[str, Hashable, int], None] = lambda event, key, blocks: None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> ParkedEntry | None:
+        """The entry of that key, or None."""
+        return self._entries.get(key)
+
+    def park(self, key: Hashable, table: BlockTable, deadline_s: float, value: float = 0.0) -> int:
+        """Protect the hashed blocks of `table` until `deadline_s`; returns how many."""
+        parked = self._pool.park(table)
+        if parked.num_hashed == 0:
+            return 0
+        self._sequence += 1
+        entry = ParkedEntry(key, parked, deadline_s, value, self._sequence)
+        self._entries[key] = entry
+        self._push(entry)
+        return entry.num_blocks
+
+    def redate(self, key: Hashable, deadline_s: float, value: float) -> None:
+        """Give a live entry a new deadline and value."""
+        entry = self._entries[key]
+        entry.deadline_s, entry.value = deadline_s, value
+        self._push(entry)
+
+    def release(self, key: Hashable, event: str = "release") -> None:
+        """Put an entry's blocks back into the free queue, hashed; does nothing if there is none."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.listener(event, key, entry.num_blocks)
+            self._pool.unpark(entry.table)
+
+    def expire(self, now_s: float) -> None:
+        """Release every entry past its deadline, in deadline order."""
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            deadline_s, _, entry = heapq.heappop(self._deadlines)
+            if self._entries.get(entry.key) is entry and entry.deadline_s == deadline_s:
+                self.release(entry.key, "expire")
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Take `num_blocks` out of protection into the free queue's front: lowest value first, then the
+        latest deadline, then the oldest entry; the end of a sequence first.
+
+        Precondition: at least that many are parked.
+        """
+        order = sorted(self._entries.values(), key=lambda e: (e.value, -e.deadline_s, e.sequence))
+        for entry in order:
+            before = entry.num_blocks
+            taken = self._pool.reclaim(entry.table, num_blocks)
+            num_blocks -= taken
+            if entry.num_blocks < before:
+                self.listener("reclaim", entry.key, taken)
+            if entry.num_blocks == 0:
+                del self._entries[entry.key]
+            if num_blocks == 0:
+                return
+        raise AssertionError(f"{num_blocks} parked blocks are missing")
+
+    def _push(self, entry: ParkedEntry) -> None:
+        if entry.deadline_s < math.inf:
+            heapq.heappush(self._deadlines, (entry.deadline_s, entry.sequence, entry))

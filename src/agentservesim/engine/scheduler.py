@@ -1,0 +1,240 @@
+"""vLLM's scheduler (v1, 0.32.0, synchronous), rule for rule.
+
+`schedule()` decides which requests compute how many tokens in the next step; `update_from_output()` takes
+the step's result. There is no prefill phase and no decode phase: every request just catches up with its
+number of tokens, under a token budget.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentservesim.engine.block_pool import BlockPool
+from agentservesim.engine.kv_cache import KVCacheManager
+from agentservesim.engine.request import Request
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step: tokens to compute a request, in batch order; who was preempted and who admitted for it."""
+
+    num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+
+
+class WaitingQueue:
+    """Requests not yet running: a deque under fcfs, a heap on (priority, arrival, id) under priority."""
+
+    def __init__(self, policy: Literal["fcfs", "priority"]) -> None:
+        self._by_priority = policy == "priority"
+        self._fifo: deque[Request] = deque()
+        self._heap: list[tuple[tuple[int, float, int | str], Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap) if self._by_priority else len(self._fifo)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests in the order they would be admitted."""
+        if self._by_priority:
+            return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
+        return iter(self._fifo)
+
+    def add(self, request: Request) -> None:
+        if self._by_priority:
+            heapq.heappush(self._heap, (request.queue_key(), request))
+        else:
+            self._fifo.append(request)
+
+    def prepend(self, request: Request) -> None:
+        """Put a preempted request back: to the front, or to its place by priority."""
+        if self._by_priority:
+            self.add(request)
+        else:
+            self._fifo.appendleft(request)
+
+    def peek(self) -> Request:
+        return self._heap[0][1] if self._by_priority else self._fifo[0]
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)[1] if self._by_priority else self._fifo.popleft()
+
+    def reorder(self) -> None:
+        """Priorities of waiting requests have changed."""
+        self._heap = [(request.queue_key(), request) for _, request in self._heap]
+        heapq.heapify(self._heap)
+
+
+class Scheduler:
+    """The scheduler of one instance. Options carry vLLM's names and defaults.
+
+    Hooks, all optional:
+    on_finished(request)         disposes of a finished request's blocks; default: free them
+    choose_victim(running)       names the request to preempt; default: vLLM's choice
+    reprioritize(waiting)        sets new priorities just before one of `waiting` could be admitted
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        max_num_seqs: int = 128,
+        max_num_batched_tokens: int = 8192,
+        max_model_len: int = 131072,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        long_prefill_token_threshold: int = 0,
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.kv_cache = KVCacheManager(num_blocks, block_size, max_model_len, watermark, enable_prefix_caching)
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.policy = policy
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
+        self.running: list[Request] = []
+        self.waiting = WaitingQueue(policy)
+        self.on_finished: Callable[[Request], None] = self.kv_cache.free
+        self.choose_victim: Callable[[list[Request]], Request] | None = None
+        self.reprioritize: Callable[[WaitingQueue], None] | None = None
+
+    @property
+    def block_pool(self) -> BlockPool:
+        return self.kv_cache.block_pool
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.add(request)
+
+    # --- schedule ----------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float = 0.0) -> SchedulerOutput:
+        """Decide the next step. Computed tokens advance here, before the step has run."""
+        self.kv_cache.parking.expire(now_s)
+        output = SchedulerOutput()
+        threshold = self.long_prefill_token_threshold
+        if len(self.running) + len(self.waiting) <= 1:
+            threshold = 0  # it protects others from a long prefill, and there are none
+        budget = self._schedule_running(output, threshold)
+        if self.waiting and not output.preempted:
+            self._schedule_waiting(output, threshold, budget, now_s)
+        for request, num_new_tokens in output.num_scheduled_tokens.items():
+            request.num_computed_tokens += num_new_tokens
+        return output
+
+    def _schedule_running(self, output: SchedulerOutput, threshold: int) -> int:
+        """Running requests first, in list order. Returns the token budget left."""
+        budget = self.max_num_batched_tokens
+        scheduled = output.num_scheduled_tokens
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            num_new_tokens = request.num_tokens - request.num_computed_tokens
+            if 0 < threshold < num_new_tokens:
+                num_new_tokens = threshold
+            num_new_tokens = min(
+                num_new_tokens, budget, self.max_model_len - request.num_computed_tokens - 1
+            )
+            if num_new_tokens == 0:
+                index += 1
+                continue
+            while not self.kv_cache.allocate_slots(request, num_new_tokens):
+                victim = self._victim()
+                position = self.running.index(victim)
+                del self.running[position]
+                if position < index:
+                    index -= 1
+                budget += scheduled.pop(victim, 0)
+                self._preempt(victim)
+                output.preempted.append(victim)
+                if victim is request:
+                    return budget
+            scheduled[request] = num_new_tokens
+            budget -= num_new_tokens
+            index += 1
+        return budget
+
+    def _schedule_waiting(
+        self, output: SchedulerOutput, threshold: int, budget: int, now_s: float
+    ) -> None:
+        """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
+        if self.reprioritize and budget > 0 and len(self.running) < self.max_num_seqs:
+            self.reprioritize(self.waiting)
+            self.waiting.reorder()
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            hits = self.kv_cache.get_computed_blocks(request)
+            num_hit_tokens = hits[-1][1] * self.kv_cache.block_size if hits else 0
+            num_new_tokens = request.num_tokens - num_hit_tokens
+            if 0 < threshold < num_new_tokens:
+                num_new_tokens = threshold
+            num_new_tokens = min(num_new_tokens, budget)
+            if not self.kv_cache.allocate_slots(
+                request,
+                num_new_tokens,
+                hits,
+                full_sequence_must_fit=self.scheduler_reserve_full_isl,
+                use_watermark=bool(self.running),
+            ):
+                return
+            self.waiting.pop()
+            self.running.append(request)
+            self._admit(request, num_hit_tokens, now_s)
+            output.admitted.append(request)
+            output.num_scheduled_tokens[request] = num_new_tokens
+            budget -= num_new_tokens
+
+    def _admit(self, request: Request, num_hit_tokens: int, now_s: float) -> None:
+        request.num_computed_tokens = request.num_hit_tokens = num_hit_tokens
+        if request.first_hit_tokens is None:
+            request.first_hit_tokens = num_hit_tokens
+            request.scheduled_s = now_s
+        for key in request.claims:
+            self.kv_cache.parking.release(key, "takeover")
+        request.claims = ()
+
+    def _victim(self) -> Request:
+        """Who is preempted when blocks run out."""
+        if self.choose_victim is not None:
+            return self.choose_victim(self.running)
+        if self.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival_s))
+        return self.running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Preemption by recompute: all blocks go, generated tokens stay to be prefilled again."""
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.prepend(request)
+
+    # --- update ------------------------------------------------------------------------------------------
+
+    def update_from_output(self, output: SchedulerOutput, now_s: float = 0.0) -> list[Request]:
+        """The step has run: each request that caught up has one more token. Returns the finished ones,
+        disposed of in batch order."""
+        finished = []
+        for request in output.num_scheduled_tokens:
+            if request.num_computed_tokens < request.num_tokens:
+                continue  # a chunk of a prefill
+            if request.first_token_s is None:
+                request.first_token_s = now_s
+            if request.max_tokens > 0:
+                request.num_output_tokens += 1
+                request.num_tokens += 1
+            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+                request.completed_s = now_s
+                finished.append(request)
+        if finished:
+            gone = set(finished)
+            self.running = [request for request in self.running if request not in gone]
+            for request in finished:
+                self.on_finished(request)
+        return finished

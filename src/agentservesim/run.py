@@ -1,0 +1,124 @@
+"""From a config to a result: builds the parts, runs the simulation, writes the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentservesim.config import RunConfig
+from agentservesim.engine.instance import Instance
+from agentservesim.engine.scheduler import Scheduler
+from agentservesim.errors import InputError
+from agentservesim.policies import registry
+from agentservesim.policies.admission.none import AdmitAll
+from agentservesim.policies.scheduling.fcfs import Fcfs
+from agentservesim.results.recorder import Recorder
+from agentservesim.results.summary import summarize
+from agentservesim.simulation import Policies, Simulation
+from agentservesim.step_time import build_step_time, kv_pool_tokens, model
+from agentservesim.workload import load_programs
+from agentservesim.workload.arrivals import open_loop
+from agentservesim.workload.report import ReadingReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    summary     the keys of summary.json
+    reading     what reading the workload dropped, estimated, clamped or inferred
+    tables      calls, programs and decisions as Arrow tables; empty when they went to files
+    """
+
+    config: RunConfig
+    summary: dict[str, Any]
+    reading: ReadingReport
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every call was served: nothing refused, nothing lost."""
+        return not (self.summary["calls_refused"] or self.summary["calls_live"])
+
+
+def simulate(
+    config: RunConfig,
+    out_dir: Path | None = None,
+    on_progress: Callable[[Simulation], None] | None = None,
+) -> Result:
+    """Run a config. With `out_dir`, config.yaml, summary.json and the Parquet tables are written there and
+    not kept in memory.
+
+    Raises InputError for a wrong config or workload, PolicyError for a policy that fails.
+    """
+    workload = load_programs(config.workload)
+    arrivals = config.workload.arrivals
+    policies = _policies(config)
+    instances = _instances(config, "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority")
+    if out_dir is not None:
+        _make_dir(out_dir)
+    recorder = Recorder(out_dir)
+    simulation = Simulation(
+        open_loop(workload.programs, arrivals),
+        instances,
+        policies,
+        recorder,
+        deployment=config.output_reuse == "deployment",
+        lanes=arrivals.lanes if arrivals.process == "closed_loop" else None,
+    )
+    simulation.run(on_progress)
+    if recorder.programs == 0:
+        raise InputError(f"workload {config.workload.source}: no programs; expected at least one")
+    summary = summarize(recorder, instances, simulation.clock.now_s, simulation.sim_wall_s)
+    tables = recorder.close()
+    if out_dir is None:
+        return Result(config, summary, workload.report, tables)
+    (out_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return Result(config, summary, workload.report)
+
+
+def _instances(config: RunConfig, policy: Literal["fcfs", "priority"]) -> list[Instance]:
+    engine = config.engine
+    step_time = build_step_time(config)
+    num_blocks = kv_pool_tokens(config.cluster, engine).num_blocks
+    max_model_len = engine.max_model_len or model(config.cluster.model).max_position_embeddings
+    return [
+        Instance(
+            index,
+            Scheduler(
+                num_blocks=num_blocks,
+                block_size=engine.block_size,
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                policy=policy,
+                long_prefill_token_threshold=engine.long_prefill_token_threshold,
+                watermark=engine.watermark,
+                scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+                enable_prefix_caching=engine.enable_prefix_caching,
+            ),
+            step_time,
+        )
+        for index in range(config.cluster.instances)
+    ]
+
+
+def _policies(config: RunConfig) -> Policies:
+    chosen = {axis: registry.build(axis, getattr(config.policies, axis)) for axis in registry.AXES}
+    if isinstance(chosen["admission"], AdmitAll):
+        chosen["admission"] = None
+    return Policies(**chosen)
+
+
+def _make_dir(out_dir: Path) -> None:
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out_dir}: cannot make the folder: {error}") from None

@@ -1,0 +1,263 @@
+"""Breaking any one rule of the engine shows on the recordings: each mutation must lead to a difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from .compare import first_difference
+from .mutation import Edit, Mutation, broken
+from .test_recordings import all_trials
+
+_HASH_AT_SCHEDULE = "min(num_computed + num_new_tokens, request.num_tokens) // self.block_size"
+_SELF_PREEMPTED = """\
+                if victim is request:
+                    return budget
+            scheduled[request] = num_new_tokens
+            budget -= num_new_tokens
+            index += 1
+"""
+_SELF_PREEMPTED_0_33 = """\
+                if victim is request:
+                    break
+            else:
+                scheduled[request] = num_new_tokens
+                budget -= num_new_tokens
+                index += 1
+"""
+_HEAD_FAILS = """\
+            ):
+                return
+            self.waiting.pop()
+"""
+_HEAD_IS_SKIPPED = """\
+            ):
+                self.waiting.pop()
+                self._schedule_waiting(output, threshold, budget)
+                self.waiting.prepend(request)
+                return
+            self.waiting.pop()
+"""
+_TO_THE_TAIL = """\
+        run.older, run.newer = last, self._queue
+        last.newer = self._queue.older = run
+"""
+_TO_THE_HEAD = """\
+        run.older, run.newer = self._queue, self._queue.newer
+        run.newer.older = self._queue.newer = run
+"""
+_FREED_BACKWARDS = '''unhashed ones to its front."""
+        for run in reversed(list(table.runs())):
+'''
+_FREED_FORWARDS = '''unhashed ones to its front."""
+        for run in list(table.runs()):
+'''
+
+
+def _mutation(rule: str, *edits: tuple[str, str, str]) -> Mutation:
+    return Mutation(rule, tuple(Edit(*edit) for edit in edits))
+
+
+MUTATIONS = {
+    # Running requests.
+    "threshold_for_a_lone_request": _mutation(
+        "the long-prefill threshold is off while there is one request in all",
+        ("scheduler", "if len(self.running) + len(self.waiting) <= 1:", "if False:"),
+    ),
+    "threshold_ignored": _mutation(
+        "the long-prefill threshold caps a chunk",
+        ("scheduler", "threshold = self.long_prefill_token_threshold\n", "threshold = 0\n"),
+    ),
+    "victim_is_the_first": _mutation(
+        "under fcfs the last running request is preempted",
+        ("scheduler", "return self.running[-1]", "return self.running[0]"),
+    ),
+    "victim_by_priority_is_the_last": _mutation(
+        "under priority the running request of the highest (priority, arrival) is preempted",
+        ("scheduler", 'if self.policy == "priority":\n            return max', "if False:\n            return max"),
+    ),
+    "victim_without_arrival": _mutation(
+        "of equal priority, the latest arrival is preempted",
+        ("scheduler", "key=lambda request: (request.priority, request.arrival_s)", "key=lambda r: r.priority"),
+    ),
+    "budget_not_given_back": _mutation(
+        "a victim scheduled in this step gives its tokens back to the budget",
+        ("scheduler", "budget += scheduled.pop(victim, 0)", "scheduled.pop(victim, 0)"),
+    ),
+    "victim_stays_in_the_batch": _mutation(
+        "a victim scheduled in this step leaves the batch",
+        ("scheduler", "budget += scheduled.pop(victim, 0)", "budget += scheduled.get(victim, 0)"),
+    ),
+    "loop_skips_after_a_victim": _mutation(
+        "a victim in front of the present request does not make the loop skip one",
+        ("scheduler", "index -= 1", "pass"),
+    ),
+    "loop_goes_on_after_self_preemption": _mutation(
+        "a request that preempts itself ends the running loop (vLLM 0.33: it goes on)",
+        ("scheduler", _SELF_PREEMPTED, _SELF_PREEMPTED_0_33),
+    ),
+    # Preemption.
+    "preempted_to_the_back": _mutation(
+        "a preempted request goes to the front of the queue",
+        ("scheduler", "self._fifo.appendleft(request)", "self._fifo.append(request)"),
+    ),
+    "preempted_blocks_lose_their_hash": _mutation(
+        "the blocks of a preempted request stay hashed",
+        (
+            "scheduler",
+            "        self.kv_cache.free(request)\n",
+            "        self.kv_cache.block_pool.evict(request.table)\n",
+        ),
+    ),
+    "admission_after_preemption": _mutation(
+        "nothing is admitted in a step with a preemption",
+        ("scheduler", "if self.waiting and not output.preempted:", "if self.waiting:"),
+    ),
+    # Admission.
+    "head_is_skipped": _mutation(
+        "a waiting head that does not fit blocks those behind it",
+        ("scheduler", _HEAD_FAILS, _HEAD_IS_SKIPPED),
+    ),
+    "one_running_too_many": _mutation(
+        "at most max_num_seqs requests run",
+        (
+            "scheduler",
+            "while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:",
+            "while self.waiting and budget > 0 and len(self.running) <= self.max_num_seqs:",
+        ),
+    ),
+    "queue_without_priority": _mutation(
+        "the waiting heap orders by priority first",
+        (
+            "request",
+            "return (self.priority, self.arrival_s, self.request_id)",
+            "return (0, self.arrival_s, self.request_id)",
+        ),
+    ),
+    "ties_by_id_reversed": _mutation(
+        "of equal priority and arrival, the lower request id goes first",
+        (
+            "request",
+            "return (self.priority, self.arrival_s, self.request_id)",
+            "return (self.priority, self.arrival_s, -int(self.request_id[1:]))",
+        ),
+    ),
+    "no_watermark": _mutation(
+        "an admission leaves the watermark free",
+        ("kv_cache", "(self.watermark_blocks if use_watermark else 0)", "0"),
+    ),
+    "watermark_when_idle": _mutation(
+        "the watermark applies only while something runs",
+        ("scheduler", "use_watermark=bool(self.running)", "use_watermark=True"),
+    ),
+    "watermark_rounded_up": _mutation(
+        "the watermark is rounded down to blocks",
+        ("kv_cache", "int(watermark * num_blocks)", "-int(-watermark * num_blocks // 1)"),
+    ),
+    "watermark_while_running": _mutation(
+        "the watermark does not apply to running requests",
+        ("kv_cache", "use_watermark: bool = False", "use_watermark: bool = True"),
+    ),
+    "no_full_sequence_check": _mutation(
+        "an admission needs room for the whole present sequence",
+        ("scheduler", "full_sequence_must_fit=self.scheduler_reserve_full_isl", "full_sequence_must_fit=False"),
+    ),
+    "full_sequence_with_output": _mutation(
+        "the whole present sequence has no tokens still to be generated",
+        (
+            "kv_cache",
+            "whole = min(request.num_tokens,",
+            "whole = min(request.num_prompt_tokens + request.max_tokens,",
+        ),
+    ),
+    "free_hits_not_counted": _mutation(
+        "hit blocks that sit in the free queue count as needed",
+        ("kv_cache", "free_hits = _blocks_without_user(hits)", "free_hits = 0"),
+    ),
+    # Prefix cache.
+    "hit_of_the_last_token": _mutation(
+        "the last token is never hit",
+        ("kv_cache", "max_blocks = (request.num_tokens - 1) //", "max_blocks = request.num_tokens //"),
+    ),
+    "hit_of_the_prompt_only": _mutation(
+        "a preempted request hits its generated tokens, too",
+        ("kv_cache", "max_blocks = (request.num_tokens - 1) //", "max_blocks = (request.num_prompt_tokens - 1) //"),
+    ),
+    "hashed_after_the_step": _mutation(
+        "a block is hashed at schedule time",
+        ("kv_cache", _HASH_AT_SCHEDULE, "num_computed // self.block_size"),
+        (
+            "scheduler",
+            "            if request.num_computed_tokens < request.num_tokens:\n",
+            "            self.block_pool.cache_full_blocks(\n"
+            "                request.table,\n"
+            "                request.content,\n"
+            "                request.num_computed_tokens // self.kv_cache.block_size,\n"
+            "            )\n"
+            "            if request.num_computed_tokens < request.num_tokens:\n",
+        ),
+    ),
+    "prompt_blocks_only_hashed": _mutation(
+        "blocks of generated tokens are hashed",
+        (
+            "kv_cache",
+            _HASH_AT_SCHEDULE,
+            "min(num_computed + num_new_tokens, request.num_prompt_tokens) // self.block_size",
+        ),
+    ),
+    "duplicates_forgotten": _mutation(
+        "a block with the hash of an evicted one takes its place in the cache",
+        ("block_pool", "            self._promote(index, lo, hi)\n", "            pass\n"),
+    ),
+    # The free queue.
+    "null_block_used": _mutation(
+        "one block of the pool is never used",
+        ("block_pool", "self.num_usable_blocks = num_blocks - 1", "self.num_usable_blocks = num_blocks"),
+    ),
+    "hashed_blocks_to_the_front": _mutation(
+        "freed hashed blocks go to the tail of the free queue",
+        ("block_pool", _TO_THE_TAIL, _TO_THE_HEAD),
+    ),
+    "start_of_a_sequence_evicted_first": _mutation(
+        "blocks are freed in reverse order, so the tail of a sequence is evicted first",
+        ("block_pool", _FREED_BACKWARDS, _FREED_FORWARDS),
+    ),
+    "hashed_blocks_allocated_first": _mutation(
+        "free blocks without a hash are allocated before hashed ones",
+        (
+            "block_pool",
+            "unhashed = min(num_blocks, self.num_unhashed_free)",
+            "unhashed = max(0, num_blocks - self.num_hashed_free)",
+        ),
+    ),
+    # The end of a request.
+    "finished_blocks_lose_their_hash": _mutation(
+        "the blocks of a finished request stay hashed",
+        (
+            "scheduler",
+            "self.on_finished: Callable[[Request], None] = self.kv_cache.free",
+            "self.on_finished = lambda request: self.block_pool.evict(request.table)",
+        ),
+    ),
+    "finished_freed_backwards": _mutation(
+        "finished requests are freed in batch order",
+        ("scheduler", "for request in finished:", "for request in reversed(finished):"),
+    ),
+    "max_model_len_does_not_stop": _mutation(
+        "a request ends at max_model_len",
+        ("scheduler", " or request.num_tokens >= self.max_model_len:", ":"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_shows(name):
+    with broken(MUTATIONS[name]) as simulated:
+        for trial in all_trials():
+            try:
+                difference = first_difference(trial, simulated.run(trial))
+            except (AssertionError, ValueError) as error:
+                difference = f"{type(error).__name__}: {error}"
+            if difference is not None:
+                print(difference)
+                return
+    pytest.fail(f"no recording shows that {MUTATIONS[name].rule}")
