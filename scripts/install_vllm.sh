@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the pinned real vLLM (CPU) with this project and its test tools into a virtual environment.
 # usage: scripts/install_vllm.sh VENV        Creates VENV where it is missing; does nothing where all is in place.
-# PYTHON names the interpreter that creates VENV (default python3.11).
+# PYTHON names the interpreter that creates VENV; the pins are for Python 3.11.
 set -euo pipefail
 
 venv=${1:?usage: scripts/install_vllm.sh VENV}
@@ -37,7 +37,9 @@ PY
 }
 
 if [ ! -x "$venv/bin/python" ]; then
-    "${PYTHON:-python3.11}" -m venv "$venv"
+    python=${PYTHON:-$(command -v python3.11 || command -v python3)}
+    "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "install_vllm: Python 3.11 is needed")'
+    "$python" -m venv "$venv"
 fi
 if reason=$(in_place 2>&1); then
     echo "install_vllm: $venv is up to date"

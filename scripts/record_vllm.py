@@ -20,7 +20,9 @@ FOLDER = ROOT / "tests" / "parity" / "recordings"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--first-seed", type=int, default=1_000_000)
     parser.add_argument("--steps", type=int, default=20_000, help="steps to record for each policy")
     arguments = parser.parse_args()
@@ -32,7 +34,7 @@ def main() -> None:
         policy = load.engine.policy
         if steps[policy] < arguments.steps:
             trial = real.run(load, seed)
-            # Under pressure, mostly; every eighth seed as it comes. Without the longest: they repeat themselves.
+            # Mostly loads under pressure; every eighth seed as it comes; none that is long.
             if len(trial.steps) <= 1_000 and (seed % 8 == 0 or trial.preemptions() * 50 >= len(trial.steps)):
                 kept[policy].append(trial)
                 steps[policy] += len(trial.steps)

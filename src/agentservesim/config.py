@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from agentservesim.errors import InputError, nearest
 
 PolicySpec = str | dict[str, dict[str, Any] | None]
-"""A policy by name ('lru'), by name with parameters ('ttl:tau_s=2' or {ttl: {tau_s: 2}}), or './file.py:Class'."""
+"""A policy: 'lru', with parameters 'ttl:tau_s=2' or {ttl: {tau_s: 2}}, or './file.py:Class'."""
 
 
 class _Section(BaseModel):
@@ -188,21 +188,28 @@ def _explain(
 ) -> str:
     """One pydantic error as a sentence: where, field, value, expectation, nearest valid key."""
     # Union branches put type names into the location; only real keys stay.
-    path = tuple(str(part) for part in error["loc"] if not str(part).startswith(("dict[", "str", "constrained")))
+    path = tuple(
+        str(part) for part in error["loc"] if not str(part).startswith(("dict[", "str", "constrained"))
+    )
     at = next((f"{where}:{lines[path[:n]]}" for n in range(len(path), 0, -1) if path[:n] in lines), where)
     at = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), at)
     field = ".".join(path) or "config"
     if error["type"] == "extra_forbidden":
         choices = _fields_at(path[:-1])
-        return f"{at}: unknown key {field!r}{nearest(path[-1], choices)}; expected one of {', '.join(choices)}"
+        return (
+            f"{at}: unknown key {field!r}{nearest(path[-1], choices)}; expected one of {', '.join(choices)}"
+        )
     if error["type"] == "missing":
         return f"{at}: missing key {field!r}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{at}: {field}: {message}"
     value = error["input"]
-    hint = nearest(value, error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")) \
-        if error["type"] == "literal_error" and isinstance(value, str) else ""
+    hint = (
+        nearest(value, error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+        if error["type"] == "literal_error" and isinstance(value, str)
+        else ""
+    )
     return f"{at}: {field} is {value!r}: {message[0].lower() + message[1:]}{hint}"
 
 
@@ -211,5 +218,7 @@ def _fields_at(path: tuple[str, ...]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in path:
         annotation = model.model_fields[part].annotation
-        model = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel))
+        model = next(
+            t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, BaseModel)
+        )
     return list(model.model_fields)

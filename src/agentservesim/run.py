@@ -64,13 +64,16 @@ def simulate(
     if out_dir is not None:
         _make_dir(out_dir)
     recorder = Recorder(out_dir)
+    closed_loop = arrivals.process == "closed_loop"
     simulation = Simulation(
-        open_loop(workload.programs, arrivals),
+        ((0.0, program) for program in workload.programs)
+        if closed_loop
+        else open_loop(workload.programs, arrivals),
         instances,
         policies,
         recorder,
         deployment=config.output_reuse == "deployment",
-        lanes=arrivals.lanes if arrivals.process == "closed_loop" else None,
+        lanes=arrivals.lanes if closed_loop else None,
     )
     simulation.run(on_progress)
     if recorder.programs == 0:

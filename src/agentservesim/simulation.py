@@ -77,7 +77,9 @@ class Simulation:
             self.clock,
             recorder.decision,
         )
-        self.retention = RetentionPlane(policies.retention, self.table, instances, self.clock, recorder.decision)
+        self.retention = RetentionPlane(
+            policies.retention, self.table, instances, self.clock, recorder.decision
+        )
         for instance in instances:
             instance.scheduler.on_finished = self._call_completed
         self.sim_wall_s = 0.0
@@ -97,7 +99,7 @@ class Simulation:
                 if kind == Event.STEP_END:
                     self._step_ended(subject, now_s)
                 elif kind == Event.CALL_RELEASE:
-                    self._release(*subject, now_s)
+                    self._release(subject[0], subject[1], now_s)
                 else:
                     self._program_arrived(subject, now_s)
             self._start_steps(now_s)
@@ -193,7 +195,8 @@ class Simulation:
         now_s = self.clock.now_s
         call = _call_of(request)
         run = call.run
-        assert request.scheduled_s is not None and call.instance is not None
+        assert request.scheduled_s is not None
+        assert call.instance is not None
         gap = self.table.call_completed(
             run.pcb,
             now_s,

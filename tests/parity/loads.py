@@ -1,4 +1,4 @@
-"""Seeded random loads for the comparison of the engine with vLLM: an engine's parameters and calls to serve."""
+"""Seeded random loads for the comparison with vLLM: an engine's parameters and calls to serve."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ def make_load(seed: int, calls: int = 70) -> Load:
         prompt = first(prompt, min(size, longest - 1))
         room = longest - length_of(prompt)
         size = rng.random()
-        max_tokens = 1 if size < 0.08 else rng.randrange(1, 12) if size < 0.2 else rng.randrange(1, long_output)
+        max_tokens = (
+            1 if size < 0.08 else rng.randrange(1, 12) if size < 0.2 else rng.randrange(1, long_output)
+        )
         if max_tokens > room and (engine.max_model_len > engine.capacity() or rng.random() < 0.5):
             max_tokens = room  # or left too long: max_model_len then ends it
         made.append(Call(prompt, output, max_tokens, rng.choice([0, 0, 1, 2]), after, gap))

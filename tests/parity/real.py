@@ -84,9 +84,7 @@ def make_scheduler(engine: Engine) -> OrderedScheduler:
         ),
     )
     cache.num_gpu_blocks = engine.num_blocks
-    layer = FullAttentionSpec(
-        block_size=engine.block_size, num_kv_heads=1, head_size=64, dtype=torch.float32
-    )
+    layer = FullAttentionSpec(block_size=engine.block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
     scheduler = OrderedScheduler(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -99,7 +97,10 @@ def make_scheduler(engine: Engine) -> OrderedScheduler:
     )
     # vLLM may adjust what it is given; a load must run under exactly its own parameters.
     got = config.scheduler_config
-    assert (cache.block_size, cache.enable_prefix_caching) == (engine.block_size, engine.enable_prefix_caching)
+    assert (cache.block_size, cache.enable_prefix_caching) == (
+        engine.block_size,
+        engine.enable_prefix_caching,
+    )
     assert scheduler.max_model_len == engine.max_model_len
     assert got.max_num_seqs == engine.max_num_seqs
     assert got.max_num_batched_tokens == scheduler.max_num_scheduled_tokens == engine.max_num_batched_tokens
@@ -144,7 +145,9 @@ def run(load: Load, seed: int = -1, max_steps: int = 100_000) -> Trial:
                     block_hasher=hasher if engine.enable_prefix_caching else None,
                 )
             )
-            submissions.append(Submission(call.prompt, call.output, call.max_tokens, call.priority, arrival_s))
+            submissions.append(
+                Submission(call.prompt, call.output, call.max_tokens, call.priority, arrival_s)
+            )
             submitted.append(i)
 
         running = {request.request_id for request in scheduler.running}

@@ -9,6 +9,11 @@ from .mutation import Edit, Mutation, broken
 from .test_recordings import all_trials
 
 _HASH_AT_SCHEDULE = "min(num_computed + num_new_tokens, request.num_tokens) // self.block_size"
+_NO_TOKEN_YET = "            if request.num_computed_tokens < request.num_tokens:\n"
+_HASH_AFTER_THE_STEP = """\
+            full = request.num_computed_tokens // self.kv_cache.block_size
+            self.block_pool.cache_full_blocks(request.table, request.content, full)
+"""
 _SELF_PREEMPTED = """\
                 if victim is request:
                     return budget
@@ -24,6 +29,7 @@ _SELF_PREEMPTED_0_33 = """\
                 budget -= num_new_tokens
                 index += 1
 """
+_WAITING_LOOP = "        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:\n"
 _HEAD_FAILS = """\
             ):
                 return
@@ -31,12 +37,20 @@ _HEAD_FAILS = """\
 """
 _HEAD_IS_SKIPPED = """\
             ):
-                self.waiting.pop()
-                self._schedule_waiting(output, threshold, budget)
-                self.waiting.prepend(request)
-                return
+                skipped.append(self.waiting.pop())
+                continue
             self.waiting.pop()
 """
+_END_OF_WAITING = """\
+            budget -= num_new_tokens
+
+    def _admit"""
+_SKIPPED_GO_BACK = """\
+            budget -= num_new_tokens
+        for request in reversed(skipped):
+            self.waiting.prepend(request)
+
+    def _admit"""
 _TO_THE_TAIL = """\
         run.older, run.newer = last, self._queue
         last.newer = self._queue.older = run
@@ -73,11 +87,19 @@ MUTATIONS = {
     ),
     "victim_by_priority_is_the_last": _mutation(
         "under priority the running request of the highest (priority, arrival) is preempted",
-        ("scheduler", 'if self.policy == "priority":\n            return max', "if False:\n            return max"),
+        (
+            "scheduler",
+            'if self.policy == "priority":\n            return max',
+            "if False:\n            return max",
+        ),
     ),
     "victim_without_arrival": _mutation(
         "of equal priority, the latest arrival is preempted",
-        ("scheduler", "key=lambda request: (request.priority, request.arrival_s)", "key=lambda r: r.priority"),
+        (
+            "scheduler",
+            "key=lambda request: (request.priority, request.arrival_s)",
+            "key=lambda r: r.priority",
+        ),
     ),
     "budget_not_given_back": _mutation(
         "a victim scheduled in this step gives its tokens back to the budget",
@@ -115,15 +137,13 @@ MUTATIONS = {
     # Admission.
     "head_is_skipped": _mutation(
         "a waiting head that does not fit blocks those behind it",
+        ("scheduler", _WAITING_LOOP, "        skipped = []\n" + _WAITING_LOOP),
         ("scheduler", _HEAD_FAILS, _HEAD_IS_SKIPPED),
+        ("scheduler", _END_OF_WAITING, _SKIPPED_GO_BACK),
     ),
     "one_running_too_many": _mutation(
         "at most max_num_seqs requests run",
-        (
-            "scheduler",
-            "while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:",
-            "while self.waiting and budget > 0 and len(self.running) <= self.max_num_seqs:",
-        ),
+        ("scheduler", _WAITING_LOOP, _WAITING_LOOP.replace("<", "<=")),
     ),
     "queue_without_priority": _mutation(
         "the waiting heap orders by priority first",
@@ -159,7 +179,11 @@ MUTATIONS = {
     ),
     "no_full_sequence_check": _mutation(
         "an admission needs room for the whole present sequence",
-        ("scheduler", "full_sequence_must_fit=self.scheduler_reserve_full_isl", "full_sequence_must_fit=False"),
+        (
+            "scheduler",
+            "full_sequence_must_fit=self.scheduler_reserve_full_isl",
+            "full_sequence_must_fit=False",
+        ),
     ),
     "full_sequence_with_output": _mutation(
         "the whole present sequence has no tokens still to be generated",
@@ -171,7 +195,11 @@ MUTATIONS = {
     ),
     "free_hits_not_counted": _mutation(
         "hit blocks that sit in the free queue count as needed",
-        ("kv_cache", "free_hits = _blocks_without_user(hits)", "free_hits = 0"),
+        (
+            "kv_cache",
+            "self._blocks(whole) - held) > headroom:",
+            "self._blocks(whole) - held) > headroom + free_hits:",
+        ),
     ),
     # Prefix cache.
     "hit_of_the_last_token": _mutation(
@@ -180,21 +208,16 @@ MUTATIONS = {
     ),
     "hit_of_the_prompt_only": _mutation(
         "a preempted request hits its generated tokens, too",
-        ("kv_cache", "max_blocks = (request.num_tokens - 1) //", "max_blocks = (request.num_prompt_tokens - 1) //"),
+        (
+            "kv_cache",
+            "max_blocks = (request.num_tokens - 1) //",
+            "max_blocks = (request.num_prompt_tokens - 1) //",
+        ),
     ),
     "hashed_after_the_step": _mutation(
         "a block is hashed at schedule time",
         ("kv_cache", _HASH_AT_SCHEDULE, "num_computed // self.block_size"),
-        (
-            "scheduler",
-            "            if request.num_computed_tokens < request.num_tokens:\n",
-            "            self.block_pool.cache_full_blocks(\n"
-            "                request.table,\n"
-            "                request.content,\n"
-            "                request.num_computed_tokens // self.kv_cache.block_size,\n"
-            "            )\n"
-            "            if request.num_computed_tokens < request.num_tokens:\n",
-        ),
+        ("scheduler", _NO_TOKEN_YET, _HASH_AFTER_THE_STEP + _NO_TOKEN_YET),
     ),
     "prompt_blocks_only_hashed": _mutation(
         "blocks of generated tokens are hashed",
@@ -247,6 +270,12 @@ MUTATIONS = {
         ("scheduler", " or request.num_tokens >= self.max_model_len:", ":"),
     ),
 }
+
+
+def test_an_unbroken_engine_shows_nothing():
+    with broken(_mutation("no rule")) as simulated:
+        for trial in all_trials():
+            assert first_difference(trial, simulated.run(trial)) is None
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -30,7 +30,7 @@ class BlockPool:
         self.num_parked = 0
         self._cached: dict[Line, CachedLine] = {}
         # Sentinel of the ring of hashed free runs: _queue.newer is the next to be evicted.
-        self._queue = Run(CachedLine(None), 0, 0)
+        self._queue = Run(CachedLine(Line()), 0, 0)
         self._queue.newer = self._queue.older = self._queue
 
     # --- counts ------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentservesim.engine.content import Line
+
 
 class Run:
     """Blocks [lo, hi) of one line's content that share their fate: one physical block each, all hashed,
@@ -45,7 +47,7 @@ class CachedLine:
 
     __slots__ = ("duplicates", "line", "runs")
 
-    def __init__(self, line: object) -> None:
+    def __init__(self, line: Line) -> None:
         self.line = line
         self.runs: list[Run] = []
         self.duplicates: list[Run] = []

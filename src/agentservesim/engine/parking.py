@@ -24,6 +24,7 @@ class ParkedEntry:
     deadline_s: float
     value: float
     sequence: int
+    reclaimed: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -32,13 +33,17 @@ class ParkedEntry:
 
 class ParkingLot:
     """The parked entries of one instance. `listener(event, key, blocks)` is told what happens to them;
-    events are expire, release, takeover and reclaim."""
+    events are expire, release, takeover and reclaim.
+
+    num_reclaimed    entries that lost blocks to a reclaim, each counted once
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._entries: dict[Hashable, ParkedEntry] = {}
         self._deadlines: list[tuple[float, int, ParkedEntry]] = []
         self._sequence = 0
+        self.num_reclaimed = 0
         self.listener: Callable[[str, Hashable, int], None] = lambda event, key, blocks: None
 
     def __len__(self) -> int:
@@ -91,6 +96,8 @@ class ParkingLot:
             taken = self._pool.reclaim(entry.table, num_blocks)
             num_blocks -= taken
             if entry.num_blocks < before:
+                self.num_reclaimed += not entry.reclaimed
+                entry.reclaimed = True
                 self.listener("reclaim", entry.key, taken)
             if entry.num_blocks == 0:
                 del self._entries[entry.key]

@@ -92,7 +92,9 @@ class Scheduler:
         scheduler_reserve_full_isl: bool = True,
         enable_prefix_caching: bool = True,
     ) -> None:
-        self.kv_cache = KVCacheManager(num_blocks, block_size, max_model_len, watermark, enable_prefix_caching)
+        self.kv_cache = KVCacheManager(
+            num_blocks, block_size, max_model_len, watermark, enable_prefix_caching
+        )
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -139,9 +141,7 @@ class Scheduler:
             num_new_tokens = request.num_tokens - request.num_computed_tokens
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
-            num_new_tokens = min(
-                num_new_tokens, budget, self.max_model_len - request.num_computed_tokens - 1
-            )
+            num_new_tokens = min(num_new_tokens, budget, self.max_model_len - request.num_computed_tokens - 1)
             if num_new_tokens == 0:
                 index += 1
                 continue
@@ -161,9 +161,7 @@ class Scheduler:
             index += 1
         return budget
 
-    def _schedule_waiting(
-        self, output: SchedulerOutput, threshold: int, budget: int, now_s: float
-    ) -> None:
+    def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
         if self.reprioritize and budget > 0 and len(self.running) < self.max_num_seqs:
             self.reprioritize(self.waiting)

@@ -37,7 +37,9 @@ class DispatchPlane:
         self._clock = clock
         self._priority: Callable[..., Any] = scheduling.priority
         self._admits: list[Callable[..., Any]] = [
-            policy.admit for policy in (admission, scheduling) if hasattr(policy, "admit")
+            policy.admit
+            for policy in (admission, scheduling)
+            if policy is not None and hasattr(policy, "admit")
         ]
         self._route: Callable[..., Any] = routing.route
         self._table = table
@@ -140,8 +142,8 @@ class DispatchPlane:
             if getattr(scheduling, "dynamic", False):
                 instance.scheduler.reprioritize = self._reprioritize
             if hasattr(scheduling, "victim"):
-                instance.scheduler.choose_victim = lambda running, ask_victim=scheduling.victim: (
-                    self._victim(ask_victim, running)
+                instance.scheduler.choose_victim = lambda running, ask_victim=scheduling.victim: self._victim(
+                    ask_victim, running
                 )
 
     def _reprioritize(self, waiting: WaitingQueue) -> None:

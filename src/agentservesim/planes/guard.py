@@ -18,7 +18,9 @@ def ask(method: Callable[..., Any], now_s: float, about: str, *arguments: Any) -
         ) from error
 
 
-def reject(method: Callable[..., Any], answer: object, expected: str, now_s: float, about: str) -> PolicyError:
+def reject(
+    method: Callable[..., Any], answer: object, expected: str, now_s: float, about: str
+) -> PolicyError:
     """The error for an answer outside the protocol."""
     return PolicyError(
         f"policy {_name(method)} answered {answer!r}, expected {expected} (at {now_s:.6f} s, {about})"

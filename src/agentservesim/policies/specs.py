@@ -108,8 +108,11 @@ def value_text(value: Any) -> str:
         if value.is_integer() and abs(value) < 1e15:
             return str(int(value))
         return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")  # YAML wants the point
-    if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value) and yaml.safe_load(value) == value:
-        return value
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[a-zA-Z_][\w./+-]*", value, re.ASCII) and yaml.safe_load(value) == value
+        return value if plain else yaml.safe_dump(value, default_style='"', width=math.inf).strip()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(value_text, value))}]"
     try:
         return json.dumps(value)
     except TypeError:

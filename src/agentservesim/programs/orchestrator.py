@@ -53,9 +53,22 @@ class Call:
     instance      where it was placed
     """
 
-    __slots__ = ("content", "gap", "index", "instance", "ordinal", "released_s", "request", "run", "sequence", "turn")
+    __slots__ = (
+        "content",
+        "gap",
+        "index",
+        "instance",
+        "ordinal",
+        "released_s",
+        "request",
+        "run",
+        "sequence",
+        "turn",
+    )
 
-    def __init__(self, run: ProgramRun, index: int, released_s: float, sequence: int, gap: Gap | None) -> None:
+    def __init__(
+        self, run: ProgramRun, index: int, released_s: float, sequence: int, gap: Gap | None
+    ) -> None:
         self.run = run
         self.index = index
         self.turn: Turn = run.program.turns[index]

@@ -93,7 +93,7 @@ class Program(msgspec.Struct, frozen=True):
         if reached != len(self.turns):
             stuck = [self.turns[i].turn_id for i, count in enumerate(waiting) if count]
             raise InputError(
-                f"program {self.program_id!r}: field 'parents' makes a cycle through turns {', '.join(stuck[:5])}"
-                "; expected a graph without cycles"
+                f"program {self.program_id!r}: field 'parents' makes a cycle through turns "
+                f"{', '.join(stuck[:5])}; expected a graph without cycles"
             )
         return children

@@ -24,6 +24,8 @@ def summarize(
     energy_joules     joules of the steps plus idle power for the rest of the makespan
     makespan_s        from the run's start to the last completion
     queue_mean_s      release to first scheduled
+    protected_reclaims    protected entries that lost blocks to an allocation, each counted once
+    decisions         rows of decisions.parquet, by event
     """
     makespan_s = recorder.last_completion_s
     usages = [instance.usage for instance in instances]
@@ -59,10 +61,14 @@ def summarize(
         "prefix_hit_tokens": recorder.hit_tokens,
         "prefix_hit_rate": recorder.hit_tokens / recorder.prompt_tokens if recorder.prompt_tokens else None,
         "preemptions": recorder.preemptions,
-        "protected_reclaims": recorder.events.get("reclaim", 0),
+        "protected_reclaims": sum(
+            instance.scheduler.kv_cache.parking.num_reclaimed for instance in instances
+        ),
         "decisions": dict(sorted(recorder.events.items())),
         "kv_cache_tokens": instances[0].capacity_tokens,
-        "kv_utilization_mean": sum(usage.kv_block_s for usage in usages) / (capacity * end_s) if end_s else 0.0,
+        "kv_utilization_mean": sum(usage.kv_block_s for usage in usages) / (capacity * end_s)
+        if end_s
+        else 0.0,
         "kv_utilization_max": max(usage.kv_blocks_max / usage.num_usable_blocks for usage in usages),
         "energy_joules": joules,
         "engine_steps": sum(usage.steps for usage in usages),

@@ -83,7 +83,9 @@ class TableWriter:
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self.schema, strict=True)]
+        arrays = [
+            pa.array(column, type=field.type) for column, field in zip(columns, self.schema, strict=True)
+        ]
         batch = pa.record_batch(arrays, schema=self.schema)
         if self._file is not None:
             self._file.write_batch(batch)

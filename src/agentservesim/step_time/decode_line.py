@@ -62,13 +62,16 @@ class LinedStepTime:
             line = self.decode_line(decodes, decode_context_tokens)
         base_s, slope_s, base_joules, slope_joules, _, _, in_grid = line
         return StepCost(
-            base_s + slope_s * decode_context_tokens, base_joules + slope_joules * decode_context_tokens, in_grid
+            base_s + slope_s * decode_context_tokens,
+            base_joules + slope_joules * decode_context_tokens,
+            in_grid,
         )
 
     def decode_line(self, decodes: int, decode_context_tokens: int) -> DecodeLine:
         """The line that gives the cost of a decode-only step, and the range of context tokens it holds for.
 
-        `step([], decodes, t)` equals the line at t for every t in the range. Raises ValueError for decodes < 1.
+        `step([], decodes, t)` equals the line at t for every t in the range. Raises ValueError for
+        decodes < 1.
         """
         if decodes < 1:
             raise ValueError("a step without sequences has no cost")
@@ -107,7 +110,9 @@ class LinedStepTime:
         raise NotImplementedError
 
 
-def _with_joules(line: SecondsLine, ideal: tuple[float, float], power: PowerModel, tokens: float) -> DecodeLine:
+def _with_joules(
+    line: SecondsLine, ideal: tuple[float, float], power: PowerModel, tokens: float
+) -> DecodeLine:
     """Add joules, a line too once the range is cut where the ideal seconds cross the step's."""
     base_s, slope_s, start, end, in_grid = line
     ideal_s, ideal_slope_s = ideal
@@ -136,5 +141,6 @@ def _least_squares(xs: list[int], ys: list[float]) -> tuple[float, float]:
     if len(xs) == 1:
         return ys[0] / xs[0], 0.0
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys)) / sum((x - mean_x) ** 2 for x in xs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    slope /= sum((x - mean_x) ** 2 for x in xs)
     return slope, mean_y - slope * mean_x

@@ -70,7 +70,8 @@ def gpu(name: str) -> Gpu:
     choices = gpu_names()
     if key not in choices:
         raise InputError(
-            f"cluster.gpu is {name!r}: unknown GPU{nearest(key, choices)}; expected one of {', '.join(choices)}"
+            f"cluster.gpu is {name!r}: unknown GPU{nearest(key, choices)}; "
+            f"expected one of {', '.join(choices)}"
         )
     facts = yaml.safe_load((systems_folder() / f"{key}.yaml").read_text(encoding="utf-8"))
     chip, node = facts["gpu"], facts["node"]

@@ -31,9 +31,7 @@ class StepTimeModel(Protocol):
     notice: str | None
     idle_watts: float
 
-    def step(
-        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
-    ) -> StepCost:
+    def step(self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int) -> StepCost:
         """Cost of a step.
 
         prefills                a (new_tokens, computed_tokens) pair a sequence in prefill: tokens this

@@ -13,7 +13,7 @@ SAMPLER_BYTES_PER_LOGIT = 26
 """Peak of vLLM's profiled sampling step: bf16 logits (2), their fp32 copy (4), the sorted values (4) and
 int64 indices (8) of top-k/top-p, their probabilities (4) and cumulative sum (4)."""
 
-RESERVE_BYTES = 365 * 2**20
+RESERVE_BYTES = 334 * 2**20
 """CUDA graphs, cuBLAS and attention workspaces, allocator slack. Fitted to the one measured pool that
 docs/step-time.md names."""
 
@@ -63,14 +63,21 @@ def kv_pool_tokens(cluster: ClusterConfig, engine: EngineConfig) -> KVPool:
                 f"cluster.kv_cache_tokens is {cluster.kv_cache_tokens}: expected at least two blocks of "
                 f"engine.block_size, {2 * engine.block_size} (vLLM keeps one as its null block)"
             )
-        return pool._replace(num_blocks=blocks, tokens=blocks * engine.block_size, kv_bytes=blocks * pool.block_bytes)
+        return pool._replace(
+            num_blocks=blocks, tokens=blocks * engine.block_size, kv_bytes=blocks * pool.block_bytes
+        )
     if pool.num_blocks < 2:
         short = 2 * pool.block_bytes + pool.weight_bytes + pool.activation_bytes + pool.reserve_bytes
         fits = next((tp for tp in _TP_TRIED if _fits(chip, spec, tp, cluster, engine)), None)
         raise InputError(
             f"cluster.model {spec.name} does not fit on {cluster.tp} x {chip.name} at gpu_memory_utilization "
-            f"{cluster.gpu_memory_utilization:g}: {(short - pool.budget_bytes) / 2**30:.1f} GiB a GPU too little; "
-            + (f"the smallest cluster.tp that fits is {fits}" if fits else f"no tp up to {_TP_TRIED[-1]} fits")
+            f"{cluster.gpu_memory_utilization:g}: "
+            f"{(short - pool.budget_bytes) / 2**30:.1f} GiB a GPU too little; "
+            + (
+                f"the smallest cluster.tp that fits is {fits}"
+                if fits
+                else f"no tp up to {_TP_TRIED[-1]} fits"
+            )
         )
     return pool
 

@@ -31,7 +31,9 @@ class MeasuredStepTime(LinedStepTime):
     backend = "measured"
     notice: str | None = None
 
-    def __init__(self, operators: Operators, gpu: Gpu, model: Model, tp: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, operators: Operators, gpu: Gpu, model: Model, tp: int, max_num_batched_tokens: int
+    ) -> None:
         super().__init__(power_model(gpu, tp), max_num_batched_tokens)
         self._operators = operators
         self._ideal = Roofline(gpu, model, tp, IDEAL)
@@ -95,7 +97,11 @@ class MeasuredStepTime(LinedStepTime):
         """The library scales the whole length's attention down to the new tokens' share, and with it the
         kernel's fixed time; a chunk over a prefix takes no less than the same chunk without one."""
         seconds = self._operators.prefill_attention_seconds(sequences, new, computed)
-        return max(seconds, self._operators.prefill_attention_seconds(sequences, new, 0)) if computed else seconds
+        return (
+            max(seconds, self._operators.prefill_attention_seconds(sequences, new, 0))
+            if computed
+            else seconds
+        )
 
     def _decode_attention(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
         """Base and slope in the batch's context tokens, and the index of the knot that starts the segment."""

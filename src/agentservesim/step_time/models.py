@@ -51,7 +51,8 @@ class Model:
         )
 
     def weight_bytes(self, tp: int = 1) -> int:
-        """Bytes of weights on each of `tp` GPUs. Norms and routers are copied, KV heads too once kv_heads < tp.
+        """Bytes of weights on each of `tp` GPUs. Norms and routers are copied; KV heads too once
+        kv_heads < tp.
 
         Raises InputError when the heads cannot be split over `tp` GPUs.
         """
@@ -82,8 +83,8 @@ class Model:
             valid = [n for n in range(1, self.heads + 1) if not self.heads % n]
             valid = [n for n in valid if not max(n, self.kv_heads) % min(n, self.kv_heads)]
             raise InputError(
-                f"cluster.tp is {tp}: {self.name} has {self.heads} attention heads and {self.kv_heads} KV heads, "
-                f"which split over {', '.join(map(str, valid))} GPUs only"
+                f"cluster.tp is {tp}: {self.name} has {self.heads} attention heads and {self.kv_heads} KV "
+                f"heads, which split over {', '.join(map(str, valid))} GPUs only"
             )
 
     def attention_parameters(self, tp: int, kv_copies: int) -> int:
@@ -92,7 +93,8 @@ class Model:
         kv = 2 * self.hidden * self.kv_heads * self.head_dim * kv_copies
         biases = {
             "Qwen2ForCausalLM": (self.heads + 2 * self.kv_heads * kv_copies) * self.head_dim,
-            "PhiMoEForCausalLM": (self.heads + 2 * self.kv_heads * kv_copies) * self.head_dim + self.hidden * tp,
+            "PhiMoEForCausalLM": (self.heads + 2 * self.kv_heads * kv_copies) * self.head_dim
+            + self.hidden * tp,
         }
         return (2 * q + kv + biases.get(self.architecture, 0)) // tp
 
@@ -111,6 +113,7 @@ _QWEN2, _QWEN3, _QWEN3_MOE = "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeFo
 
 # From each model's config.json: layers, hidden, heads, KV heads, head dim, MLP width, vocabulary; then
 # experts, experts a token, expert width; tied embeddings; longest context.
+# fmt: off
 _TABLE = (
     Model("llama-2-7b", "meta-llama/Llama-2-7b-hf", _LLAMA, 32, 4096, 32, 32, 128, 11008, 32000,
           max_position_embeddings=4096),
@@ -161,19 +164,20 @@ _TABLE = (
     Model("qwen3-coder-480b-a35b", "Qwen/Qwen3-Coder-480B-A35B", _QWEN3_MOE, 62, 6144, 96, 8, 128, 8192,
           151_936, 160, 8, 2560, max_position_embeddings=262_144),
 )
+# fmt: on
 _BY_NAME = {m.name: m for m in _TABLE} | {m.hf_name.lower(): m for m in _TABLE if m.hf_name}
 
 _REFUSED = {
-    "kv_lora_rank": "multi-head latent attention",
-    "linear_attn_config": "linear attention",
-    "linear_num_value_heads": "linear attention",
-    "hybrid_override_pattern": "layers of mixed kinds",
-    "quantization_config": "quantised weights",
-    "n_shared_experts": "shared experts",
-    "shared_expert_intermediate_size": "shared experts",
-    "text_config": "multimodal models",
-    "first_k_dense_replace": "dense layers in a mixture-of-experts model",
-    "mlp_only_layers": "dense layers in a mixture-of-experts model",
+    "kv_lora_rank": "multi-head latent attention is",
+    "linear_attn_config": "linear attention is",
+    "linear_num_value_heads": "linear attention is",
+    "hybrid_override_pattern": "mixing kinds of layers is",
+    "quantization_config": "quantised weights are",
+    "n_shared_experts": "shared experts are",
+    "shared_expert_intermediate_size": "shared experts are",
+    "text_config": "multimodal models are",
+    "first_k_dense_replace": "dense layers among experts are",
+    "mlp_only_layers": "dense layers among experts are",
 }
 
 
@@ -184,7 +188,8 @@ def model_names() -> list[str]:
 
 @cache
 def model(name_or_path: str) -> Model:
-    """The model by short name or Hugging Face id (any case, -Instruct or not), or from a config.json or its folder.
+    """The model by short name or Hugging Face id (any case, -Instruct or not), or from a config.json or
+    its folder.
 
     Raises InputError for an unknown name with the nearest one and all of them, and for a config.json that
     lacks a field or describes what is not modelled, with the file and the field.
@@ -198,8 +203,8 @@ def model(name_or_path: str) -> Model:
     if path.is_file():
         return _from_config(path)
     raise InputError(
-        f"cluster.model is {name_or_path!r}: unknown model{nearest(key, _BY_NAME)}, and no config.json lies at "
-        f"that path; expected one of {', '.join(model_names())}, a Hugging Face id of those, or a path"
+        f"cluster.model is {name_or_path!r}: unknown model{nearest(key, _BY_NAME)}, and no config.json lies "
+        f"at that path; expected one of {', '.join(model_names())}, a Hugging Face id of those, or a path"
     )
 
 
@@ -239,7 +244,7 @@ def _from_config(path: Path) -> Model:
 def _refuse_unmodelled(path: Path, facts: dict[str, Any]) -> None:
     for field, what in _REFUSED.items():
         if facts.get(field):
-            raise InputError(f"{path}: field {field!r}: {what} are not modelled".replace("attention are", "attention is"))
+            raise InputError(f"{path}: field {field!r}: {what} not modelled")
     if facts.get("sliding_window") and facts.get("use_sliding_window", True):
         raise InputError(f"{path}: field 'sliding_window': sliding-window attention is not modelled")
     kinds = facts.get("layer_types") or []

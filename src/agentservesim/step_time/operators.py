@@ -72,9 +72,10 @@ class Operators:
             self._engine = _compile(gpu, model, tp, self.version)
             context, generation = self._engine.run_static_per_op(1, 1, 16, 2, 0, 1.0, 1.0)
         except Exception as error:  # the library raises many types, some of them from its native half
+            detail = (str(error).splitlines() or ["no details"])[0][:160]
             raise NoMeasurements(
                 f"aiconfigurator-core has no usable data for {model.name} with tp {tp} on {gpu.name} "
-                f"({type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else 'no details'})"
+                f"({type(error).__name__}: {detail})"
             ) from error
         prefill_ops, decode_ops = [op[0] for op in context], [op[0] for op in generation]
         self._prefill = [prefill_ops.index(_PREFILL_ATTENTION)]
@@ -90,7 +91,7 @@ class Operators:
 
     def shared_seconds(self, tokens: int) -> float:
         """Everything but attention and logits, for `tokens` tokens: products, norms, all-reduces."""
-        return sum(op[1] for op in self._engine.evaluate_generation_ops(self._shared, tokens, 1)) / 1e3
+        return float(sum(op[1] for op in self._engine.evaluate_generation_ops(self._shared, tokens, 1))) / 1e3
 
     def logits_seconds(self, sequences: int) -> float:
         """The output projection for the sequences that sample; in vLLM all of the batch."""
@@ -145,7 +146,9 @@ def _compile(gpu: Gpu, model: Model, tp: int, version: str) -> Any:
         nextn=0,
         database=None,
     )
-    return aiconfigurator_core.AicEngine.from_spec(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
+    return aiconfigurator_core.AicEngine.from_spec(
+        bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec))
+    )
 
 
 def _config_json(model: Model) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _config_json(model: Model) -> dict[str, Any]:
 
 def _grid(gpu: Gpu, model: Model, tp: int, version: str) -> Grid:
     """The measured range, read from the wheel's tables. Head shapes that were not measured have none."""
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     shape = [
         ("num_heads", "=", model.heads // tp),
@@ -188,7 +191,7 @@ def _grid(gpu: Gpu, model: Model, tp: int, version: str) -> Grid:
             return {}
         rows = parquet.read_table(file, columns=["batch_size", "isl", "step"], filters=shape).to_pydict()
         reach: dict[int, int] = {}
-        for batch, new, past in zip(rows["batch_size"], rows["isl"], rows["step"]):
+        for batch, new, past in zip(rows["batch_size"], rows["isl"], rows["step"], strict=True):
             reach[batch] = max(reach.get(batch, 0), new + past)
         return reach
 

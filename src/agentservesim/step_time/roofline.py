@@ -106,7 +106,9 @@ class RooflineStepTime(LinedStepTime):
         self._roofline = Roofline(gpu, model, tp, TYPICAL)
         self._ideal = Roofline(gpu, model, tp, IDEAL)
         self.source = f"roofline: {model.name} on {tp} x {gpu.name} ({gpu.source})"
-        self.notice = (f"{reason}; " if reason else "") + "step times are a roofline estimate, not a measurement"
+        self.notice = (
+            f"{reason}; " if reason else ""
+        ) + "step times are a roofline estimate, not a measurement"
 
     def _seconds_line(self, decodes: int, decode_context_tokens: int) -> SecondsLine:
         return SecondsLine(*self._roofline.decode_line(decodes), -math.inf, math.inf, False)

@@ -33,17 +33,15 @@ def load_programs(config: WorkloadConfig) -> Workload:
     file that holds fewer programs than asked for. config.seed matters to bundled workloads only.
     """
     report = ReadingReport()
-    if config.source in BUNDLED:
-        programs = _bundled(config, report)
-    else:
-        programs = _from_file(config, report)
-    return Workload(config.source, programs, report)
+    open_source = _bundled if config.source in BUNDLED else _from_file
+    return Workload(config.source, open_source(config, report), report)
 
 
 def _bundled(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
     if config.format is not None:
         raise InputError(
-            f"workload.format is {config.format!r}: expected none, as workload.source is the bundled {config.source}"
+            f"workload.format is {config.format!r}: expected none, as workload.source is the bundled "
+            f"{config.source}"
         )
     description = BUNDLED[config.source]
     return _counted(generate(description, config.seed), config.programs or description.programs, report)
@@ -62,7 +60,8 @@ def _from_file(config: WorkloadConfig, report: ReadingReport) -> Iterator[Progra
         names = ", ".join(BUNDLED)
         hint = nearest(config.source, BUNDLED)
         raise InputError(
-            f"workload.source is {config.source!r}{hint}: no such file; expected a workload file or one of {names}"
+            f"workload.source is {config.source!r}{hint}: no such file; expected a workload file or one of "
+            f"{names}"
         )
     programs = read_programs(path, report, config.format)
     return programs if config.programs is None else _first(programs, config.programs, path)
@@ -72,5 +71,7 @@ def _first(programs: Iterator[Program], wanted: int, path: Path) -> Iterator[Pro
     for taken in range(wanted):
         program = next(programs, None)
         if program is None:
-            raise InputError(f"workload.programs is {wanted}: expected at most {taken}, all that {path} holds")
+            raise InputError(
+                f"workload.programs is {wanted}: expected at most {taken}, all that {path} holds"
+            )
         yield program

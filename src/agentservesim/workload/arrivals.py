@@ -39,8 +39,8 @@ def _recorded(programs: Iterable[Program]) -> Iterator[tuple[float, Program]]:
     for program in programs:
         if program.arrival_s is None:
             raise InputError(
-                f"program {program.program_id!r} has no arrival_s and workload.arrivals.process is 'recorded': "
-                "set workload.arrivals.process to poisson, gamma or closed_loop"
+                f"program {program.program_id!r} has no arrival_s and workload.arrivals.process is "
+                "'recorded': set workload.arrivals.process to poisson, gamma or closed_loop"
             )
         timed.append((program.arrival_s, program))
     timed.sort(key=lambda pair: pair[0])
@@ -58,9 +58,13 @@ def _gaps(arrivals: ArrivalsConfig) -> Iterator[float]:
     """Endless seeded gaps in seconds between arrivals."""
     rate, cv = arrivals.rate_per_s, arrivals.cv
     if rate is None:
-        raise InputError(f"workload.arrivals.rate_per_s is missing: process {arrivals.process} expects a number > 0")
+        raise InputError(
+            f"workload.arrivals.rate_per_s is missing: process {arrivals.process} expects a number > 0"
+        )
     if arrivals.process == "gamma" and not _CV_RANGE[0] <= cv <= _CV_RANGE[1]:
-        raise InputError(f"workload.arrivals.cv is {cv}: expected a number from {_CV_RANGE[0]} to {_CV_RANGE[1]}")
+        raise InputError(
+            f"workload.arrivals.cv is {cv}: expected a number from {_CV_RANGE[0]} to {_CV_RANGE[1]}"
+        )
     return _draw(arrivals.process, rate, cv, random.Random(f"arrivals/{arrivals.seed}"))
 
 

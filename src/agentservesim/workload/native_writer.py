@@ -69,7 +69,7 @@ def write_native(programs: Iterable[Program], path: Path) -> int:
 
 
 def _packed(stream: BinaryIO, path: Path) -> AbstractContextManager[Any]:
-    """Gzip, without name and time so that the same programs give the same bytes, when the name asks for it."""
+    """Gzip when the name asks for it; without name and time, so the same programs give the same bytes."""
     if path.suffix != ".gz":
         return nullcontext(stream)
     return gzip.GzipFile(filename="", fileobj=stream, mode="wb", mtime=0)

@@ -145,12 +145,16 @@ class _Tally:
                 "a run needs workload.arrivals.process poisson, gamma or closed_loop"
             )
         if self.shrunk:
-            found.append(f"{self.shrunk} prompts are below {SHRINK:.0%} of their parent's: compactions of the context")
+            found.append(
+                f"{self.shrunk} prompts are below {SHRINK:.0%} of their parent's: compactions of the context"
+            )
         if long := sum(gap > LONG_GAP_S for gap in self.gaps):
             found.append(f"{long} gaps are longer than {LONG_GAP_S:.0f} s: probably people or stuck tools")
         for group, sizes in self.group_tokens.items():
             if len(sizes) > 1:
-                found.append(f"prefix group {group!r} has {len(sizes)} different token counts: {sorted(sizes)[:5]}")
+                found.append(
+                    f"prefix group {group!r} has {len(sizes)} different token counts: {sorted(sizes)[:5]}"
+                )
         return found
 
 

@@ -1,4 +1,4 @@
-"""The workload formats that can be read. A new one is a file here with `recognises` and `read`, and a row below."""
+"""The workload formats that can be read. A new one is a file here and a row in `FORMATS`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def recognise(path: Path) -> Format:
     expected = "; ".join(f"{candidate.name}: {candidate.looks_like}" for candidate in FORMATS)
     shown = quoted(line.strip().decode("utf-8", "backslashreplace"))
     raise InputError(
-        f"{place}: the first line is {shown}, which no reader recognises (is it complete JSON?); expected "
-        f"one of {expected}"
+        f"{place}: the first line is {shown}, which no reader recognises; expected one of {expected}"
     )
 
 

@@ -49,14 +49,21 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, place: Pl
 
 
 def top_level_keys(line: bytes) -> frozenset[str]:
-    """The keys of the JSON object in `line`; empty when it holds anything else."""
+    """The keys of the JSON object in `line`; empty when it holds anything else.
+
+    Of an object that is malformed, every key that can be seen: its reader then says what is wrong with it.
+    """
     try:
         return frozenset(_KEYS.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except msgspec.ValidationError:  # JSON, but no object
         return frozenset()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        visible = _KEY.findall(line) if line.lstrip().startswith(b"{") else []
+        return frozenset(key.decode("utf-8", "replace") for key in visible)
 
 
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEY = re.compile(rb'"([^"\\]+)"\s*:')
 
 
 def _explain(message: str, record: Any, raw: bytes, place: Place) -> InputError:

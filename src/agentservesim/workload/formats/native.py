@@ -144,7 +144,9 @@ def _parents(turn: _Turn, index: int, position: dict[str, int], place: Place) ->
         if not 0 <= parent < len(position):
             hint = nearest(given, position) if isinstance(given, str) else ""
             last = len(position) - 1
-            raise InputError(f"{field}: expected a turn_id of this program{hint}, or an index from 0 to {last}")
+            raise InputError(
+                f"{field}: expected a turn_id of this program{hint}, or an index from 0 to {last}"
+            )
         if parent in parents:
             raise InputError(f"{field}: expected each parent once")
         parents.append(parent)

@@ -46,5 +46,7 @@ class Description(msgspec.Struct, frozen=True):
         """Mean and standard deviation, in seconds, of the tool gap the mix stands for."""
         total = sum(tool.share for tool in self.tools)
         mean = sum(tool.share * tool.duration_s.mean for tool in self.tools) / total
-        square = sum(tool.share * (tool.duration_s.mean**2 + tool.duration_s.sd**2) for tool in self.tools) / total
+        square = (
+            sum(tool.share * (tool.duration_s.mean**2 + tool.duration_s.sd**2) for tool in self.tools) / total
+        )
         return mean, math.sqrt(square - mean**2)

@@ -24,9 +24,9 @@ class LogNormal(msgspec.Struct, frozen=True):
     high: float = math.inf
 
     @classmethod
-    def from_p99(cls, p50: float, p99: float) -> LogNormal:
+    def from_p99(cls, p50: float, p99: float, low: float = 0.0, high: float = math.inf) -> LogNormal:
         """The one with this median and 99th percentile."""
-        return cls(p50, math.log(p99 / p50) / _Z99)
+        return cls(p50, math.log(p99 / p50) / _Z99, low, high)
 
     @classmethod
     def from_mean(cls, p50: float, mean: float, low: float = 0.0, high: float = math.inf) -> LogNormal:

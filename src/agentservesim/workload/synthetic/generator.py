@@ -14,9 +14,9 @@ import msgspec
 from agentservesim.programs.program import Program, ToolCall, Turn
 from agentservesim.workload.synthetic.description import Description
 
-# A program's turns decide most of its tokens, and rare slow tools most of its waiting: independent draws would
-# leave 50 programs far off their means. These two are drawn instead by an irrational step from a seeded start,
-# which covers [0, 1) evenly over every stretch of programs, and still needs nothing but (seed, index).
+# A program's turns decide most of its tokens, and rare slow tools most of its waiting: independent draws
+# would leave 50 programs far off their means. These two are drawn instead by an irrational step from a seeded
+# start, which covers [0, 1) evenly over every stretch of programs, and still needs only (seed, index).
 _TURNS_STEP = (math.sqrt(5) - 1) / 2
 _TOOL_STEP = math.sqrt(2) - 1
 
@@ -59,8 +59,10 @@ def _turn_count(description: Description, seed: int, index: int) -> int:
     return max(1, round(description.turns.quantile(share)))
 
 
-def _draw_tool(description: Description, seed: int, index: int, position: int, rng: random.Random) -> ToolCall:
-    """The tool after the turn at `position`; the choice is evenly spread over programs, not over positions."""
+def _draw_tool(
+    description: Description, seed: int, index: int, position: int, rng: random.Random
+) -> ToolCall:
+    """The tool after the turn at `position`; the choice is spread evenly over programs, not positions."""
     edges = list(accumulate(tool.share for tool in description.tools))
     share = (_start(description.name, seed, f"tool/{position}") + index * _TOOL_STEP) % 1.0
     chosen = min(bisect_right(edges, share * edges[-1]), len(edges) - 1)

@@ -1,0 +1,102 @@
+"""`agentservesim compare`: every combination of policies on the same input, in one table."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import Any
+
+from agentservesim.cli.configs import open_config
+from agentservesim.cli.progress import progress
+from agentservesim.cli.run import describe, expected_programs, incomplete
+from agentservesim.cli.tables import change, console, count, percent, plain_table, seconds
+from agentservesim.config import RunConfig
+from agentservesim.policies import registry
+from agentservesim.run import simulate
+
+
+def compare_command(
+    name: str, overrides: list[str], policies: dict[str, str | None], json_output: bool
+) -> int:
+    """Returns the exit code: 3 when a run refused or lost calls."""
+    base = open_config(name, overrides, {})
+    configs = list(_combinations(base, policies))
+    runs: list[dict[str, Any]] = []
+    for number, config in enumerate(configs, start=1):
+        labels = {axis: registry.label(axis, getattr(config.policies, axis)) for axis in registry.AXES}
+        title = f"{number}/{len(configs)} {labels['retention']} + {labels['scheduling']}"
+        with progress(title, expected_programs(config)) as on_progress:
+            result = simulate(config, None, on_progress)
+        runs.append({"policies": labels, "summary": result.summary})
+    if json_output:
+        sys.stdout.write(json.dumps({"runs": runs}, indent=2) + "\n")
+    else:
+        _show(base, runs)
+    failed = [run for run in runs if run["summary"]["calls_refused"] or run["summary"]["calls_live"]]
+    if failed:
+        sys.stderr.write(incomplete(failed[0]["summary"]))
+    return 3 if failed else 0
+
+
+def _combinations(base: RunConfig, policies: dict[str, str | None]) -> list[RunConfig]:
+    """Every combination, the first axis varying slowest; all are built once, so that a wrong name is an
+    error before the first run."""
+    specs = {axis: registry.split_specs(text) for axis, text in policies.items() if text is not None}
+    for axis, texts in specs.items():
+        for text in texts:
+            registry.build(axis, text)
+    configs = []
+    for combination in itertools.product(*specs.values()):
+        chosen = base.policies.model_copy(update=dict(zip(specs, combination, strict=True)))
+        configs.append(base.model_copy(update={"policies": chosen}))
+    return configs
+
+
+def _show(base: RunConfig, runs: list[dict[str, Any]]) -> None:
+    screen = console()
+    screen.print(f"[bold]{describe(base)}[/bold]")
+    summary = runs[0]["summary"]
+    screen.print(
+        f"{summary['programs']} programs, {count(summary['calls'])} calls, KV pool of "
+        f"{count(summary['kv_cache_tokens'])} tokens an instance; change against the first row",
+        style="dim",
+    )
+    screen.print()
+    axes = [axis for axis in registry.AXES if len({run["policies"][axis] for run in runs}) > 1] or [
+        "retention",
+        "scheduling",
+    ]
+    table = plain_table(
+        *axes,
+        "mean JCT",
+        "change",
+        "p50",
+        "p99",
+        "mean TTFT",
+        "queueing",
+        "prefix hits",
+        "preempt.",
+        "reclaims",
+        numeric_from=len(axes),
+    )
+    best = min(run["summary"]["jct_mean_s"] or float("inf") for run in runs)
+    for run in runs:
+        row = run["summary"]
+        mean = seconds(row["jct_mean_s"])
+        table.add_row(
+            *(run["policies"][axis] for axis in axes),
+            f"[bold green]{mean}[/bold green]" if row["jct_mean_s"] == best else mean,
+            change(row["jct_mean_s"], summary["jct_mean_s"]) if row is not summary else "baseline",
+            seconds(row["jct_p50_s"]),
+            seconds(row["jct_p99_s"]),
+            seconds(row["ttft_mean_s"]),
+            seconds(row["queue_mean_s"]),
+            percent(row["prefix_hit_rate"]),
+            count(row["preemptions"]),
+            count(row["protected_reclaims"]),
+        )
+    screen.print(table)
+    notice = summary["step_time"]["notice"]
+    if notice:
+        screen.print(f"\n[yellow]note:[/yellow] {notice}")

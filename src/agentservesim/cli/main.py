@@ -1,0 +1,162 @@
+"""The command line: one thin file a verb, loaded when it is used so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentservesim.errors import AgentServeSimError
+
+app = typer.Typer(
+    name="agentservesim",
+    help="Simulate LLM agent programs on vLLM-exact serving engines: which KV-retention, routing and "
+    "scheduling policy finishes your agents' jobs soonest, and on how many GPUs.\n\n"
+    "Start with: agentservesim compare examples/rtx-pro-6000-70b-tp2 --retention lru,tool-ttl "
+    "--scheduling fcfs,continuum",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+trace_app = typer.Typer(
+    help="Look at workloads and traces, and convert them.", no_args_is_help=True, rich_markup_mode="rich"
+)
+app.add_typer(trace_app, name="trace")
+
+Config = Annotated[
+    str, typer.Argument(help="A config file, or a bundled one such as examples/rtx-pro-6000-70b-tp2.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=v", help="Override one config key; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    retention: Annotated[
+        str | None, typer.Option(help="What KV survives a tool gap: lru, ttl:tau_s=2, …")
+    ] = None,
+    scheduling: Annotated[str | None, typer.Option(help="Which call runs first: fcfs, plas, …")] = None,
+    admission: Annotated[
+        str | None, typer.Option(help="Which programs may start: none, program-cap, …")
+    ] = None,
+    routing: Annotated[str | None, typer.Option(help="Which instance a call goes to.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for config.yaml, summary.json, programs, calls and decisions.parquet."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Simulate one config and show what happened.
+
+    Exit code 3 if calls were refused or lost; they are counted and named.
+    """
+    from agentservesim.cli.run import run_command
+
+    policies = {"retention": retention, "scheduling": scheduling, "admission": admission, "routing": routing}
+    raise typer.Exit(run_command(config, overrides or [], policies, out, json_output))
+
+
+@app.command()
+def compare(
+    config: Config,
+    overrides: Overrides = None,
+    retention: Annotated[
+        str | None, typer.Option(help="Comma-separated policies: lru,ttl:tau_s=2,./mine.py:Mine")
+    ] = None,
+    scheduling: Annotated[str | None, typer.Option(help="Comma-separated policies: fcfs,plas")] = None,
+    admission: Annotated[str | None, typer.Option(help="Comma-separated policies: none,program-cap")] = None,
+    routing: Annotated[str | None, typer.Option(help="Comma-separated policies.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Run one config under every combination of policies, in one table. The first is the baseline."""
+    from agentservesim.cli.compare import compare_command
+
+    policies = {"retention": retention, "scheduling": scheduling, "admission": admission, "routing": routing}
+    raise typer.Exit(compare_command(config, overrides or [], policies, json_output))
+
+
+@app.command()
+def policies(json_output: Json = False) -> None:
+    """List every policy with its rule and parameters."""
+    from agentservesim.cli.policies import policies_command
+
+    policies_command(json_output)
+
+
+@app.command()
+def doctor(json_output: Json = False) -> None:
+    """Check that this installation works, and say what is missing."""
+    from agentservesim.cli.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(json_output))
+
+
+@trace_app.command("inspect")
+def trace_inspect(
+    files: Annotated[
+        list[str], typer.Argument(help="Trace files, or bundled workloads such as examples/swebench-like.")
+    ],
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Format, if not to be recognised.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Say what a workload holds: turns, tokens, reuse, tools and gaps."""
+    from agentservesim.cli.trace import inspect_command
+
+    inspect_command(files, format_name, json_output)
+
+
+@trace_app.command("convert")
+def trace_convert(
+    files: Annotated[list[str], typer.Argument(help="Trace files, or bundled workloads.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Native JSON Lines file to write.")],
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Format, if not to be recognised.")
+    ] = None,
+) -> None:
+    """Write a workload in the native format."""
+    from agentservesim.cli.trace import convert_command
+
+    convert_command(files, out, format_name)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from agentservesim import __version__
+
+        typer.echo(f"agentservesim {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: errors raised on purpose become one message and their exit code."""
+    try:
+        app()
+    except AgentServeSimError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

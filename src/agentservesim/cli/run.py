@@ -1,0 +1,135 @@
+"""`agentservesim run`: one config, one result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentservesim.cli.configs import open_config
+from agentservesim.cli.progress import progress
+from agentservesim.cli.tables import console, count, joules, percent, plain_table, seconds
+from agentservesim.config import RunConfig
+from agentservesim.policies import registry
+from agentservesim.run import Result, simulate
+from agentservesim.workload import BUNDLED
+
+
+def run_command(
+    name: str, overrides: list[str], policies: dict[str, str | None], out: Path | None, json_output: bool
+) -> int:
+    """Returns the exit code: 3 when calls were refused or lost."""
+    config = open_config(name, overrides, policies)
+    with progress("simulating", expected_programs(config)) as on_progress:
+        result = simulate(config, out, on_progress)
+    if json_output:
+        sys.stdout.write(json.dumps(result.summary, indent=2) + "\n")
+    else:
+        _show(result, out)
+    if not result.complete:
+        sys.stderr.write(incomplete(result.summary))
+    return 0 if result.complete else 3
+
+
+def expected_programs(config: RunConfig) -> int | None:
+    """How many programs a run will have, where that is known beforehand."""
+    if config.workload.programs is not None or config.workload.source not in BUNDLED:
+        return config.workload.programs
+    return BUNDLED[config.workload.source].programs
+
+
+def describe(config: RunConfig) -> str:
+    """The run in a line: workload, hardware."""
+    cluster = config.cluster
+    gpus = f"{cluster.tp} × " if cluster.tp > 1 else ""
+    instances = f"{cluster.instances} instances of " if cluster.instances > 1 else ""
+    return f"{config.workload.source} on {instances}{gpus}{cluster.gpu}, {cluster.model}"
+
+
+def incomplete(summary: dict[str, Any]) -> str:
+    """What was refused or lost, in words."""
+    lines = []
+    if summary["calls_refused"]:
+        lines.append(
+            f"warning: {summary['calls_refused']} of {summary['calls']} calls were refused, "
+            f"{summary['programs_failed']} programs failed, "
+            f"{summary['calls_not_released']} of their later calls never ran"
+        )
+        lines += [f"  {line}" for line in summary["refusals"][:5]]
+        if summary["calls_refused"] > 5:
+            lines.append(f"  … and {summary['calls_refused'] - 5} more, in calls.parquet (--out)")
+    if summary["calls_live"]:
+        lines.append(f"warning: {summary['calls_live']} calls were still live when nothing more could happen")
+    return "".join(line + "\n" for line in lines)
+
+
+def _show(result: Result, out: Path | None) -> None:
+    summary = result.summary
+    screen = console()
+    screen.print(f"[bold]{describe(result.config)}[/bold]")
+    chosen = [
+        f"{axis} {registry.label(axis, getattr(result.config.policies, axis))}" for axis in registry.AXES
+    ]
+    screen.print(", ".join(chosen), style="dim")
+    screen.print()
+    table = plain_table("", "mean", "p50", "p90", "p99")
+    for label, key in (("JCT (a program's completion)", "jct"), ("TTFT", "ttft"), ("TPOT", "tpot")):
+        table.add_row(label, *(seconds(summary.get(f"{key}_{q}_s")) for q in ("mean", "p50", "p90", "p99")))
+    table.add_row("call latency", seconds(summary["call_latency_mean_s"]), "", "", "")
+    table.add_row("queueing", seconds(summary["queue_mean_s"]), "", "", "")
+    screen.print(table)
+    screen.print()
+    facts = plain_table("", "", numeric_from=2)
+    facts.show_header = False
+    facts.columns[1].no_wrap = False
+    for label, text in _facts(summary):
+        facts.add_row(label, text)
+    screen.print(facts)
+    if summary["step_time"]["notice"]:
+        screen.print(f"\n[yellow]note:[/yellow] {summary['step_time']['notice']}")
+    if out is not None:
+        screen.print(f"\nwritten to {out}: config.yaml, summary.json, programs, calls and decisions.parquet")
+
+
+def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The run in sentences, a label each."""
+    step_time = summary["step_time"]
+    return [
+        (
+            "programs",
+            f"{summary['programs_completed']} of {summary['programs']} completed "
+            f"in {seconds(summary['makespan_s'])} of simulated time",
+        ),
+        (
+            "calls",
+            f"{count(summary['calls_completed'])} of {count(summary['calls'])} completed, "
+            f"{count(summary['preemptions'])} preemptions",
+        ),
+        (
+            "prompt tokens",
+            f"{count(summary['prompt_tokens'])}, {percent(summary['prefix_hit_rate'])} from the prefix cache",
+        ),
+        (
+            "output tokens",
+            f"{count(summary['output_tokens'])}, {count(summary['output_tokens_per_s'])} per second",
+        ),
+        (
+            "KV pool",
+            f"{count(summary['kv_cache_tokens'])} tokens an instance, "
+            f"{percent(summary['kv_utilization_mean'], 0)} used on average, "
+            f"{percent(summary['kv_utilization_max'], 0)} at most, "
+            f"{count(summary['protected_reclaims'])} protected entries reclaimed",
+        ),
+        (
+            "GPUs",
+            f"busy {percent(summary['busy_fraction'], 0)} of the time, "
+            f"{joules(summary['energy_joules'])} (a model, not a measurement)",
+        ),
+        ("step time", f"{step_time['backend']}: {step_time['source']}"),
+        ("coverage", f"{percent(step_time['coverage'], 0)} of the time inside the measured grid"),
+        (
+            "simulated by",
+            f"{count(summary['engine_steps'])} engine steps in {seconds(summary['sim_wall_s'])}",
+        ),
+    ]

@@ -1,0 +1,48 @@
+"""How numbers are shown to a person: rounded to what is known, units beside them, None as a dash."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """The screen. Wide enough for the tables when the output is not a terminal."""
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=130)
+
+
+def seconds(value: float | None) -> str:
+    """Three significant digits, in ms below a second."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def change(value: float | None, baseline: float | None) -> str:
+    """Signed percentage against a baseline."""
+    if value is None or not baseline:
+        return "–"
+    return f"{(value / baseline - 1) * 100:+.1f} %"
+
+
+def count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def joules(value: float) -> str:
+    return f"{value / 3.6e6:.3g} kWh"
+
+
+def plain_table(*headers: str, numeric_from: int = 1) -> Table:
+    """A table with right-aligned figures from column `numeric_from` on."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, header in enumerate(headers):
+        table.add_column(header, justify="right" if position >= numeric_from else "left", no_wrap=True)
+    return table

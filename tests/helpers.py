@@ -1,0 +1,107 @@
+"""Builders shared by the system tests: programs as native lines, configs, runs, and tables as rows.
+
+Everything goes through the public interface: a native file on disk, a config, `simulate`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agentservesim import Result, parse_config, simulate
+
+FILES = ("config.yaml", "summary.json", "programs.parquet", "calls.parquet", "decisions.parquet")
+
+RETENTION = ("lru", "immediate-release", "ttl:tau_s=1", "ttl:tau_s=1,until=admission", "pressure-ttl", "tool-ttl",
+             "min-waste", "evolved-gap-ema")  # fmt: skip
+SCHEDULING = ("fcfs", "program-fcfs", "plas", "continuum", "resident-first", "evolved-sqrt-plas")
+ADMISSION = ("none", "program-cap:f=0.5")
+ROUTING = ("round-robin", "least-loaded", "session-affinity")
+
+
+def turn(prompt_tokens: int, output_tokens: int, **more: Any) -> dict[str, Any]:
+    """One turn of a native line."""
+    return {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, **more}
+
+
+def program(program_id: str, turns: Iterable[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """One native line; arrives at 0 unless `arrival_s` says otherwise."""
+    return {"program_id": program_id, "arrival_s": 0.0, **more, "turns": list(turns)}
+
+
+def chain(program_id: str, turns: int, *, first: int = 64, new: int = 48, output: int = 8, **more: Any) -> dict[str, Any]:
+    """A program whose prompts grow by `new` tokens and the output of the turn before."""
+    of_turn = {key: more.pop(key) for key in ("gap_s", "tools", "kept_output_tokens") if key in more}
+    return program(
+        program_id, (turn(first + index * (new + output), output, **of_turn) for index in range(turns)), **more
+    )
+
+
+def write_native(path: Path, programs: Iterable[dict[str, Any]]) -> Path:
+    """Write native JSON Lines."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in programs), encoding="utf-8")
+    return path
+
+
+def config_dict(source: Path | str, **sections: dict[str, Any] | Any) -> dict[str, Any]:
+    """A config with the linear backend on a small pool; `sections` are merged into it key by key.
+
+    A step takes 10 ms, plus 0.1 ms a prefill token and 1 ms a decoding sequence.
+    """
+    data: dict[str, Any] = {
+        "workload": {"source": str(source)},
+        "cluster": {"gpu": "b200_sxm", "model": "llama-3.1-8b", "kv_cache_tokens": 65536},
+        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 512},
+        "step_time": {
+            "backend": "linear",
+            "base_s": 0.01,
+            "per_prefill_token_s": 1e-4,
+            "per_decode_s": 1e-3,
+        },
+    }
+    for section, values in sections.items():
+        data[section] = {**data.get(section, {}), **values} if isinstance(values, dict) else values
+    return data
+
+
+INFINITELY_FAST = {"base_s": 0.0, "per_prefill_token_s": 0.0, "per_decode_s": 0.0, "per_context_token_s": 0.0}
+
+
+def run(folder: Path, programs: Iterable[dict[str, Any]], **sections: Any) -> Result:
+    """Simulate programs; the workload file goes into `folder`."""
+    source = write_native(folder / "workload.jsonl", programs)
+    return simulate(parse_config(config_dict(source, **sections)))
+
+
+def rows(result: Result, table: str = "calls") -> list[dict[str, Any]]:
+    """A result table as dictionaries."""
+    return result.tables[table].to_pylist()
+
+
+def calls_by_name(result: Result) -> dict[str, dict[str, Any]]:
+    """calls.parquet by 'program/turn'."""
+    return {f"{row['program_id']}/{row['turn_id']}": row for row in rows(result)}
+
+
+def cli(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
+    """The command line in a process of its own: returncode, stdout, stderr."""
+    return subprocess.run(
+        [sys.executable, "-m", "agentservesim", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def write_config(path: Path, data: dict[str, Any]) -> Path:
+    """A config file; JSON is YAML."""
+    path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return path
