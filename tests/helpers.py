@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from agentservesim import Result, parse_config, simulate
 
 FILES = ("config.yaml", "summary.json", "programs.parquet", "calls.parquet", "decisions.parquet")
@@ -105,3 +107,76 @@ def write_config(path: Path, data: dict[str, Any]) -> Path:
     """A config file; JSON is YAML."""
     path.write_text(json.dumps(data, indent=1), encoding="utf-8")
     return path
+
+
+# --- random workloads ------------------------------------------------------------------------------------
+
+TOOLS = ("ls", "grep", "python", "pip")
+GAPS_S = (0.0, 0.013, 0.05, 0.2, 0.9)
+PREFIXES = ((), ({"id": "sys", "tokens": 40},), ({"id": "sys", "tokens": 40}, {"id": "tools", "tokens": 24}))
+
+
+@st.composite
+def workloads(draw: Any, max_programs: int = 6, max_turns: int = 5, max_prompt: int = 400) -> list[dict[str, Any]]:
+    """Small programs: chains, forks and joins, with or without tools, gaps, pauses and shared prefixes."""
+    programs = []
+    for number in range(draw(st.integers(1, max_programs))):
+        prefix = draw(st.sampled_from(PREFIXES))
+        shared = sum(group["tokens"] for group in prefix)
+        turns: list[dict[str, Any]] = []
+        for index in range(draw(st.integers(1, max_turns))):
+            growing = draw(st.booleans()) and index > 0
+            floor = turns[-1]["prompt_tokens"] + turns[-1]["output_tokens"] if growing else max(shared, 1)
+            made = turn(
+                draw(st.integers(min(floor, max_prompt), max_prompt)),
+                draw(st.integers(0, 40)),
+                parents=draw(_parents(index)),
+                tools=[
+                    {"name": name, "duration_s": draw(st.sampled_from(GAPS_S))}
+                    for name in draw(st.lists(st.sampled_from(TOOLS), max_size=2))
+                ],
+                gap_s=draw(st.sampled_from((None, *GAPS_S))),
+                pause_s=draw(st.sampled_from((None, 0.0, 0.3))),
+            )
+            if draw(st.booleans()):
+                made["kept_output_tokens"] = draw(st.integers(0, made["output_tokens"]))
+            turns.append(made)
+        arrival_s = draw(st.sampled_from((0.0, 0.0, 0.01, 0.1, 0.4, 1.0)))
+        programs.append(program(f"p{number}", turns, arrival_s=arrival_s, prefix=list(prefix)))
+    return programs
+
+
+@st.composite
+def _parents(draw: Any, index: int) -> list[int]:
+    """Mostly the turn before; sometimes none, a fork or a join."""
+    if index == 0:
+        return []
+    if draw(st.integers(0, 3)):
+        return [index - 1]
+    return sorted(draw(st.sets(st.integers(0, index - 1), max_size=3)))
+
+
+@st.composite
+def setups(draw: Any) -> dict[str, Any]:
+    """Sections of a config: every policy axis, small pools, one to three instances."""
+    return {
+        "cluster": {
+            "kv_cache_tokens": draw(st.sampled_from((528, 640, 1024, 4096))),
+            "instances": draw(st.integers(1, 3)),
+        },
+        "engine": {
+            "max_num_seqs": draw(st.sampled_from((1, 2, 8))),
+            "max_num_batched_tokens": draw(st.sampled_from((32, 128, 512))),
+            "long_prefill_token_threshold": draw(st.sampled_from((0, 0, 24))),
+            "watermark": draw(st.sampled_from((0.0, 0.0, 0.05))),
+            "scheduler_reserve_full_isl": draw(st.booleans()),
+            "enable_prefix_caching": draw(st.integers(0, 5)) > 0,
+        },
+        "policies": {
+            "retention": draw(st.sampled_from(RETENTION)),
+            "scheduling": draw(st.sampled_from(SCHEDULING)),
+            "admission": draw(st.sampled_from(ADMISSION)),
+            "routing": draw(st.sampled_from(ROUTING)),
+        },
+        "output_reuse": draw(st.sampled_from(("deployment", "replay"))),
+    }

@@ -108,6 +108,7 @@ def _instances(config: RunConfig, policy: Literal["fcfs", "priority"]) -> list[I
                 enable_prefix_caching=engine.enable_prefix_caching,
             ),
             step_time,
+            may_leap=engine.step_mode == "leap",
         )
         for index in range(config.cluster.instances)
     ]

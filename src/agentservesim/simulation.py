@@ -64,6 +64,7 @@ class Simulation:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
         self._ready: dict[int, Instance] = {}
+        self._step_ends = [-1] * len(instances)
         self._live_programs: dict[ProgramRun, None] = {}
         self._live_calls: dict[Call, None] = {}
         self.table = ProgramTable()
@@ -82,6 +83,7 @@ class Simulation:
         )
         for instance in instances:
             instance.scheduler.on_finished = self._call_completed
+            instance.on_resync = self._announce_end
         self.sim_wall_s = 0.0
 
     # --- the loop ----------------------------------------------------------------------------------------
@@ -93,16 +95,24 @@ class Simulation:
             self._next_arrival()
         heap = self._heap
         while heap:
+            if self._outdated(heap[0]):
+                heapq.heappop(heap)
+                continue
             now_s = self.clock.now_s = heap[0][0]
+            self.clock.steps_started = False
             while heap and heap[0][0] == now_s:
-                _, kind, _, subject = heapq.heappop(heap)
-                if kind == Event.STEP_END:
-                    self._step_ended(subject, now_s)
-                elif kind == Event.CALL_RELEASE:
-                    self._release(subject[0], subject[1], now_s)
-                else:
-                    self._program_arrived(subject, now_s)
-            self._start_steps(now_s)
+                while heap and heap[0][0] == now_s:
+                    event = heapq.heappop(heap)
+                    _, kind, _, subject = event
+                    if kind == Event.STEP_END:
+                        if not self._outdated(event):
+                            self._step_ended(subject, now_s)
+                    elif kind == Event.CALL_RELEASE:
+                        self._release(subject[0], subject[1], now_s)
+                    else:
+                        self._program_arrived(subject, now_s)
+                self._start_steps(now_s)
+                self.clock.steps_started = True
             if on_progress is not None:
                 on_progress(self)
         self._report_lost()
@@ -120,13 +130,23 @@ class Simulation:
         ready, self._ready = self._ready, {}
         for index in sorted(ready):
             instance = ready[index]
-            started = instance.start_step(now_s)
-            if started is None:
+            preempted = instance.start_step(now_s)
+            if preempted is None:
                 continue
-            end_s, output = started
-            self._push(end_s, Event.STEP_END, instance)
-            for request in output.preempted:
+            self._announce_end(instance)
+            for request in preempted:
                 self.recorder.decision(now_s, "preempt", _call_of(request).key, index)
+
+    def _announce_end(self, instance: Instance) -> None:
+        """Bring the instance back when its step ends."""
+        assert instance.step_end_s is not None
+        self._step_ends[instance.index] = self._sequence
+        self._push(instance.step_end_s, Event.STEP_END, instance)
+
+    def _outdated(self, event: tuple[float, int, int, Any]) -> bool:
+        """Whether a step's end has been announced again since, for another time."""
+        _, kind, sequence, subject = event
+        return kind == Event.STEP_END and self._step_ends[subject.index] != sequence
 
     def _wake(self, instance: Instance) -> None:
         if not instance.stepping:
@@ -172,6 +192,7 @@ class Simulation:
 
     def _enqueue(self, call: Call, instance: Instance) -> None:
         assert call.request is not None
+        instance.sync(self.clock)
         self.retention.call_placed(call, instance)
         call.run.pcb.instance = instance.index
         instance.add_request(call.request)

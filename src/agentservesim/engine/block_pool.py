@@ -120,6 +120,20 @@ class BlockPool:
                 index = self._cached[line] = CachedLine(line)
             self._insert(table, index, max(lo, table.num_hashed), min(hi, num_full_blocks))
 
+    def lines_beyond(self, table: BlockTable, content: Content, num_full_blocks: int) -> list[Line] | None:
+        """The lines that cache_full_blocks() would write; None if some of it is cached already."""
+        lines = []
+        for line, lo, hi in content.block_spans(self.block_size):
+            if hi <= table.num_hashed:
+                continue
+            if lo >= num_full_blocks:
+                break
+            index = self._cached.get(line)
+            if index is not None and (index.duplicates or index.runs[-1].hi > max(lo, table.num_hashed)):
+                return None
+            lines.append(line)
+        return lines
+
     def free(self, table: BlockTable) -> None:
         """Drop the holder's references. Last references go to the free queue in reverse order: hashed
         blocks to its tail, so that the end of a sequence is evicted first; unhashed ones to its front."""

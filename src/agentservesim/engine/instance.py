@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agentservesim.clock import Clock
+from agentservesim.engine.leap import Leap, block_seconds, commit, new_blocks, plan_leap
 from agentservesim.engine.request import Request
 from agentservesim.engine.scheduler import Scheduler, SchedulerOutput
 from agentservesim.engine.usage import Usage
@@ -17,26 +20,42 @@ class Instance:
 
     in_flight          requests submitted and not finished
     last_batch_tokens  tokens computed by the latest step
+    step_end_s         when the step or leap in flight ends; None while idle
+    on_resync          told when `sync` has changed step_end_s
     """
 
-    def __init__(self, index: int, scheduler: Scheduler, step_time: StepTimeModel) -> None:
+    def __init__(
+        self, index: int, scheduler: Scheduler, step_time: StepTimeModel, may_leap: bool = False
+    ) -> None:
         self.index = index
         self.scheduler = scheduler
         self.step_time = step_time
         self.in_flight = 0
         self.last_batch_tokens = 0
         self.usage = Usage(scheduler.block_pool.num_usable_blocks)
-        self._step: SchedulerOutput | None = None
+        self.step_end_s: float | None = None
+        self.on_resync: Callable[[Instance], None] = lambda instance: None
+        self._may_leap = may_leap
+        self._leap: Leap | None = None
+        self._output = SchedulerOutput()
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens the KV pool holds."""
         return self.scheduler.block_pool.num_usable_blocks * self.scheduler.block_pool.block_size
 
+    def num_used_blocks(self, clock: Clock) -> int:
+        """Blocks that requests hold now. Looks into a leap without cutting it short."""
+        used = self.scheduler.block_pool.num_used_blocks
+        if self._leap is not None:
+            started = self._leap.steps_started(clock)
+            used += new_blocks(self.scheduler.running, started, self.scheduler.block_pool.block_size)
+        return used
+
     @property
     def stepping(self) -> bool:
         """Whether a step is in flight."""
-        return self._step is not None
+        return self.step_end_s is not None
 
     def refusal(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why this instance can never serve such a call, in words; None if it can.
@@ -58,11 +77,50 @@ class Instance:
         self.in_flight += 1
         self.scheduler.add_request(request)
 
-    def start_step(self, now_s: float) -> tuple[float, SchedulerOutput] | None:
-        """Schedule and start a step; returns when it ends and what is in it, or None if there is nothing
-        to run. Preemptions can leave a step empty: vLLM then schedules again at once, and so do we."""
+    def start_step(self, now_s: float) -> list[Request] | None:
+        """Start the next step, or the next leap of steps; `step_end_s` says when it ends. Returns the
+        requests preempted for it, or None if there is nothing to run."""
         if self.in_flight == 0:
             return None
+        if self._may_leap:
+            self._leap = plan_leap(self.scheduler, self.step_time, now_s)
+            if self._leap is not None:
+                self.step_end_s = self._leap.end_s
+                self.last_batch_tokens = self._leap.decodes
+                self.usage.observe(now_s, self.scheduler.block_pool)
+                return []
+        return self._start_single(now_s)
+
+    def finish_step(self, now_s: float) -> list[Request]:
+        """What was started ends; returns the requests it finished, already disposed of."""
+        self.step_end_s = None
+        if self._leap is not None:
+            leap, self._leap = self._leap, None
+            self._commit(leap, leap.steps)
+            return []
+        output, self._output = self._output, SchedulerOutput()
+        finished = self.scheduler.update_from_output(output, now_s)
+        self.in_flight -= len(finished)
+        self.usage.observe(now_s, self.scheduler.block_pool)
+        return finished
+
+    def sync(self, clock: Clock) -> None:
+        """Bring the instance's state to the present, for somebody who is about to look at it or change it:
+        a leap under way ends with the step that runs now."""
+        if self._leap is None:
+            return
+        leap, self._leap = self._leap, None
+        ended, started = leap.steps_ended(clock.now_s), leap.steps_started(clock)
+        self._commit(leap, ended)
+        if started > ended:
+            self._start_single(leap.times[ended])
+        else:
+            self.step_end_s = clock.now_s
+        self.on_resync(self)
+
+    def _start_single(self, now_s: float) -> list[Request] | None:
+        """Schedule and start one step. Preemptions can leave it empty: vLLM then schedules again at once,
+        and so do we."""
         preempted: list[Request] = []
         while True:
             output = self.scheduler.schedule(now_s)
@@ -71,19 +129,17 @@ class Instance:
                 break
             if not output.preempted:
                 return None
-        output.preempted = preempted
-        self._step = output
-        seconds = self.usage.add_step(now_s, self._cost(output), self.scheduler.block_pool)
-        return now_s + seconds, output
+        self._output = output
+        cost = self._cost(output)
+        self.usage.add_step(now_s, cost, self.scheduler.block_pool)
+        self.step_end_s = now_s + cost.seconds
+        return preempted
 
-    def finish_step(self, now_s: float) -> list[Request]:
-        """The step in flight ends; returns the requests it finished, already disposed of."""
-        assert self._step is not None
-        output, self._step = self._step, None
-        finished = self.scheduler.update_from_output(output, now_s)
-        self.in_flight -= len(finished)
-        self.usage.observe(now_s, self.scheduler.block_pool)
-        return finished
+    def _commit(self, leap: Leap, steps: int) -> None:
+        self.usage.add_leap(leap, steps, block_seconds(leap, steps, self.scheduler))
+        commit(leap, steps, self.scheduler)
+        if steps:
+            self.usage.observe(leap.times[steps], self.scheduler.block_pool)
 
     def _cost(self, output: SchedulerOutput) -> StepCost:
         """Describe the batch to the step-time model. One new token on top of a context is a decode,

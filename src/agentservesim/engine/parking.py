@@ -84,6 +84,15 @@ class ParkingLot:
             if self._entries.get(entry.key) is entry and entry.deadline_s == deadline_s:
                 self.release(entry.key, "expire")
 
+    def next_deadline_s(self) -> float:
+        """The earliest deadline of an entry; infinity if none has one."""
+        while self._deadlines:
+            deadline_s, _, entry = self._deadlines[0]
+            if self._entries.get(entry.key) is entry and entry.deadline_s == deadline_s:
+                return deadline_s
+            heapq.heappop(self._deadlines)
+        return math.inf
+
     def reclaim(self, num_blocks: int) -> None:
         """Take `num_blocks` out of protection into the free queue's front: lowest value first, then the
         latest deadline, then the oldest entry; the end of a sequence first.

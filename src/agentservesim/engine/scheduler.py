@@ -102,6 +102,7 @@ class Scheduler:
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.running: list[Request] = []
+        self._head_refused = False
         self.waiting = WaitingQueue(policy)
         self.on_finished: Callable[[Request], None] = self.kv_cache.free
         self.choose_victim: Callable[[list[Request]], Request] | None = None
@@ -113,7 +114,20 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
+        self._head_refused = False
         self.waiting.add(request)
+
+    def only_decodes(self) -> bool:
+        """Whether the next steps give every running request one token and admit nobody, until a request
+        finishes, blocks run out, or one is added."""
+        if self.waiting and not self._head_refused:
+            return False
+        return all(
+            [
+                request.num_tokens - request.num_computed_tokens == 1 and request.first_token_s is not None
+                for request in self.running
+            ]
+        )
 
     # --- schedule ----------------------------------------------------------------------------------------
 
@@ -121,6 +135,7 @@ class Scheduler:
         """Decide the next step. Computed tokens advance here, before the step has run."""
         self.kv_cache.parking.expire(now_s)
         output = SchedulerOutput()
+        self._head_refused = False
         threshold = self.long_prefill_token_threshold
         if len(self.running) + len(self.waiting) <= 1:
             threshold = 0  # it protects others from a long prefill, and there are none
@@ -163,9 +178,11 @@ class Scheduler:
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
+        asks_again = refused = False
         if self.reprioritize and budget > 0 and len(self.running) < self.max_num_seqs:
             self.reprioritize(self.waiting)
             self.waiting.reorder()
+            asks_again = True
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.peek()
             hits = self.kv_cache.get_computed_blocks(request)
@@ -181,13 +198,18 @@ class Scheduler:
                 full_sequence_must_fit=self.scheduler_reserve_full_isl,
                 use_watermark=bool(self.running),
             ):
-                return
+                refused = True
+                break
             self.waiting.pop()
             self.running.append(request)
             self._admit(request, num_hit_tokens, now_s)
             output.admitted.append(request)
             output.num_scheduled_tokens[request] = num_new_tokens
             budget -= num_new_tokens
+        # Decodes only take blocks, so who is refused now is refused until something else happens; but a
+        # dynamic policy may change its mind about who is the head.
+        full = len(self.running) >= self.max_num_seqs
+        self._head_refused = full or (refused and not asks_again and not output.admitted)
 
     def _admit(self, request: Request, num_hit_tokens: int, now_s: float) -> None:
         request.num_computed_tokens = request.num_hit_tokens = num_hit_tokens
@@ -231,6 +253,7 @@ class Scheduler:
                 request.completed_s = now_s
                 finished.append(request)
         if finished:
+            self._head_refused = False
             gone = set(finished)
             self.running = [request for request in self.running if request not in gone]
             for request in finished:

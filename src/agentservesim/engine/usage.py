@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentservesim.engine.block_pool import BlockPool
 
 if TYPE_CHECKING:
+    from agentservesim.engine.leap import Leap
     from agentservesim.step_time.interface import StepCost
 
 
@@ -39,15 +40,31 @@ class Usage:
         self._level = 0
         self._since_s = 0.0
 
-    def add_step(self, now_s: float, cost: StepCost, pool: BlockPool) -> float:
-        """Account for a step that starts now; returns its seconds."""
+    def add_step(self, now_s: float, cost: StepCost, pool: BlockPool) -> None:
+        """Account for a step that starts now."""
         self.steps += 1
         self.busy_s += cost.seconds
         self.joules += cost.joules
         if cost.in_grid:
             self.in_grid_s += cost.seconds
         self.observe(now_s, pool)
-        return cost.seconds
+
+    def add_leap(self, leap: Leap, steps: int, block_seconds: float) -> None:
+        """Account for the first `steps` steps of a leap, and the blocks they took on the way."""
+        self.steps += steps
+        self.kv_block_s += block_seconds
+        at = 0
+        for line, length, context_tokens in leap.segments:
+            count = min(length, steps - at)
+            if count <= 0:
+                break
+            seconds = leap.times[at + count] - leap.times[at]
+            self.busy_s += seconds
+            if line.in_grid:
+                self.in_grid_s += seconds
+            tokens = count * context_tokens + leap.decodes * (count * (count - 1) // 2)
+            self.joules += count * line.base_joules + line.slope_joules * tokens
+            at += count
 
     def observe(self, now_s: float, pool: BlockPool) -> None:
         """The pool may have changed at `now_s`."""

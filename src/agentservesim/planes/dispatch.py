@@ -44,7 +44,7 @@ class DispatchPlane:
         self._route: Callable[..., Any] = routing.route
         self._table = table
         self._instances = instances
-        self._views = InstanceViews(instances)
+        self._views = InstanceViews(instances, clock)
         self._log = log
         self._held: list[Call] = []
         self._admitted: dict[ProgramRun, int] = {}
@@ -82,7 +82,7 @@ class DispatchPlane:
     def _admit(self, call: Call, now_s: float, held: int | None = None) -> bool:
         if not self._admits:
             return True
-        pcb = pcb_view(call, self._table, self._instances)
+        pcb = pcb_view(call, self._table, self._instances, self._clock)
         about = _about(call)
         for admit in self._admits:
             answer = ask(admit, now_s, about, pcb, now_s, self._queue_view(call, held))
@@ -105,7 +105,7 @@ class DispatchPlane:
         )
 
     def _place(self, call: Call, now_s: float) -> Instance:
-        pcb = pcb_view(call, self._table, self._instances)
+        pcb = pcb_view(call, self._table, self._instances, self._clock)
         about = _about(call)
         index = ask(self._route, now_s, about, pcb, now_s, self._views)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self._instances):
@@ -150,7 +150,7 @@ class DispatchPlane:
         now_s = self._clock.now_s
         for request in waiting:
             call: Call = request.owner  # type: ignore[assignment]
-            pcb = pcb_view(call, self._table, self._instances)
+            pcb = pcb_view(call, self._table, self._instances, self._clock)
             request.priority = self._ask_priority(pcb, now_s, _about(call))
 
     def _victim(self, victim: Callable[..., Any], running: list[Request]) -> Request:
@@ -166,7 +166,7 @@ class DispatchPlane:
         assert call.instance is not None
         block_size = self._instances[call.instance].scheduler.block_pool.block_size
         return RunningCall(
-            pcb=pcb_view(call, self._table, self._instances),
+            pcb=pcb_view(call, self._table, self._instances, self._clock),
             priority=request.priority,
             submitted_s=request.arrival_s,
             computed_tokens=request.num_computed_tokens,

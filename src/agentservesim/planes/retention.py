@@ -53,7 +53,7 @@ class RetentionPlane:
             kv_deadline_s=None,
         )
         about = f"program {view.program_id}, turn {call.turn.turn_id}"
-        decision = ask(self._on_complete, now_s, about, view, now_s, kv_view(instance))
+        decision = ask(self._on_complete, now_s, about, view, now_s, kv_view(instance, self._clock))
         if isinstance(decision, Protect):
             self._check_deadline(self._on_complete, decision, now_s, about)
             if decision.deadline_s >= now_s:
@@ -78,9 +78,9 @@ class RetentionPlane:
         placed = call.run.pcb.instance
         assert placed is not None
         instance = self._instances[placed]
-        view = pcb_view(call, self._table, self._instances)
+        view = pcb_view(call, self._table, self._instances, self._clock)
         about = f"program {view.program_id}, turn {call.turn.turn_id}"
-        decision = ask(self._on_arrival, now_s, about, view, now_s, kv_view(instance))
+        decision = ask(self._on_arrival, now_s, about, view, now_s, kv_view(instance, self._clock))
         entry = protected_entry(call, self._instances)
         parking = instance.scheduler.kv_cache.parking
         if decision is None or (entry is None and isinstance(decision, Protect | Release)):

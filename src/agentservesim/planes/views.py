@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
+from agentservesim.clock import Clock
 from agentservesim.engine.instance import Instance
 from agentservesim.engine.parking import ParkedEntry
 from agentservesim.policies.interface import PCB, InstanceView, KVView
@@ -12,8 +13,9 @@ from agentservesim.programs.orchestrator import Call
 from agentservesim.programs.pcb import ProgramTable
 
 
-def kv_view(instance: Instance) -> KVView:
-    """One instance's KV pool."""
+def kv_view(instance: Instance, clock: Clock) -> KVView:
+    """One instance's KV pool, now."""
+    instance.sync(clock)
     pool = instance.scheduler.block_pool
     running = instance.scheduler.running
     return KVView(
@@ -32,8 +34,9 @@ def kv_view(instance: Instance) -> KVView:
 class InstanceViews(Sequence[InstanceView]):
     """Views of all instances, each made when looked at: most routers look at one or two."""
 
-    def __init__(self, instances: Sequence[Instance]) -> None:
+    def __init__(self, instances: Sequence[Instance], clock: Clock) -> None:
         self._instances = instances
+        self._clock = clock
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -44,11 +47,11 @@ class InstanceViews(Sequence[InstanceView]):
     def __getitem__(self, index: slice) -> list[InstanceView]: ...
     def __getitem__(self, index: int | slice) -> InstanceView | list[InstanceView]:
         if isinstance(index, slice):
-            return [_instance_view(instance) for instance in self._instances[index]]
-        return _instance_view(self._instances[index])
+            return [_instance_view(instance, self._clock) for instance in self._instances[index]]
+        return _instance_view(self._instances[index], self._clock)
 
 
-def _instance_view(instance: Instance) -> InstanceView:
+def _instance_view(instance: Instance, clock: Clock) -> InstanceView:
     scheduler = instance.scheduler
     pool = scheduler.block_pool
     return InstanceView(
@@ -57,7 +60,7 @@ def _instance_view(instance: Instance) -> InstanceView:
         waiting_calls=len(scheduler.waiting),
         max_num_seqs=scheduler.max_num_seqs,
         capacity_tokens=instance.capacity_tokens,
-        used_tokens=pool.num_used_blocks * pool.block_size,
+        used_tokens=instance.num_used_blocks(clock) * pool.block_size,
         protected_tokens=pool.num_parked * pool.block_size,
     )
 
@@ -75,11 +78,12 @@ def protected_entry(call: Call, instances: Sequence[Instance]) -> ParkedEntry | 
     return None
 
 
-def pcb_view(call: Call, table: ProgramTable, instances: Sequence[Instance]) -> PCB:
+def pcb_view(call: Call, table: ProgramTable, instances: Sequence[Instance], clock: Clock) -> PCB:
     """The PCB as of a call that has arrived or waits."""
     pcb = call.run.pcb
     resident = 0
     if pcb.instance is not None and pcb.context_tokens:
+        instances[pcb.instance].sync(clock)
         pool = instances[pcb.instance].scheduler.block_pool
         reusable = min(pcb.context_tokens, call.turn.prompt_tokens)
         resident = pool.num_hit_blocks(call.content, reusable // pool.block_size) * pool.block_size

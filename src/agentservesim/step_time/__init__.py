@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from agentservesim.config import RunConfig
-from agentservesim.step_time.decode_line import DecodeLine
 from agentservesim.step_time.hardware import Gpu, gpu
-from agentservesim.step_time.interface import StepCost, StepTimeModel
+from agentservesim.step_time.interface import DecodeLine, StepCost, StepTimeModel
 from agentservesim.step_time.kv_pool import KVPool, kv_pool_tokens
 from agentservesim.step_time.linear import LinearStepTime
 from agentservesim.step_time.measured import MeasuredStepTime

@@ -9,20 +9,7 @@ from typing import NamedTuple
 
 from agentservesim.policies.interface import PrefillLine
 from agentservesim.step_time.energy import PowerModel
-from agentservesim.step_time.interface import StepCost
-
-
-class DecodeLine(NamedTuple):
-    """Cost of a step that only decodes, while from_tokens <= its context tokens < until_tokens:
-    seconds = base_s + slope_s * tokens, joules = base_joules + slope_joules * tokens."""
-
-    base_s: float
-    slope_s: float
-    base_joules: float
-    slope_joules: float
-    from_tokens: float
-    until_tokens: float
-    in_grid: bool
+from agentservesim.step_time.interface import DecodeLine, StepCost
 
 
 class SecondsLine(NamedTuple):

@@ -17,6 +17,19 @@ class StepCost(NamedTuple):
     in_grid: bool
 
 
+class DecodeLine(NamedTuple):
+    """Cost of a step that only decodes, while from_tokens <= its context tokens < until_tokens:
+    seconds = base_s + slope_s * tokens, joules = base_joules + slope_joules * tokens."""
+
+    base_s: float
+    slope_s: float
+    base_joules: float
+    slope_joules: float
+    from_tokens: float
+    until_tokens: float
+    in_grid: bool
+
+
 class StepTimeModel(Protocol):
     """Seconds and joules of a step, a pure function of the batch's shape.
 
@@ -39,6 +52,11 @@ class StepTimeModel(Protocol):
         decodes                 sequences that compute one token
         decode_context_tokens   sum over those of the context each attends to, its new token included
         """
+        ...
+
+    def decode_line(self, decodes: int, decode_context_tokens: int) -> DecodeLine:
+        """The line that gives the cost of a decode-only step, and the range of context tokens it holds for;
+        `step([], decodes, t)` equals it at every t in the range, bit for bit."""
         ...
 
     def prefill_line(self) -> PrefillLine:

@@ -1,0 +1,190 @@
+"""Leaps: decode steps in which nothing can be decided, taken at once.
+
+Between two events that can change a decision (an arrival, a completion, an admission, the end of a chunk, a
+deadline, a shortage of blocks) a batch of decodes evolves predictably: every request gains a token a step.
+A leap covers such steps and nothing else, so it decides nothing; its step times are added one by one, in
+order, and are therefore the very numbers that single steps give.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from agentservesim.clock import Clock
+from agentservesim.engine.content import Line
+from agentservesim.engine.request import Request
+from agentservesim.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from agentservesim.step_time.interface import DecodeLine, StepTimeModel
+
+MAX_STEPS = 256
+"""A leap that is cut short has computed its later times in vain, so it does not look further than this."""
+
+
+class Segment(NamedTuple):
+    """Steps of a leap whose cost lies on one line: `steps` of them, the first with `context_tokens`."""
+
+    line: DecodeLine
+    steps: int
+    context_tokens: int
+
+
+class Leap:
+    """Decode steps under way: step i runs from times[i] to times[i + 1]."""
+
+    __slots__ = ("decodes", "segments", "times")
+
+    def __init__(self, decodes: int, times: list[float], segments: list[Segment]) -> None:
+        self.decodes = decodes
+        self.times = times
+        self.segments = segments
+
+    @property
+    def end_s(self) -> float:
+        return self.times[-1]
+
+    @property
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    def steps_ended(self, now_s: float) -> int:
+        """How many of its steps have ended at or before `now_s`."""
+        return bisect_right(self.times, now_s) - 1
+
+    def steps_started(self, clock: Clock) -> int:
+        """How many have started. One that starts at this very instant has, once the instant's steps have;
+        the first was started by whoever made the leap."""
+        ended = self.steps_ended(clock.now_s)
+        if ended == self.steps:
+            return ended
+        if ended > 0 and self.times[ended] == clock.now_s and not clock.steps_started:
+            return ended
+        return ended + 1
+
+
+def plan_leap(scheduler: Scheduler, step_time: StepTimeModel, now_s: float) -> Leap | None:
+    """The leap that can start now, or None where the next step may decide something."""
+    limit = min(_undecided_steps(scheduler), MAX_STEPS)
+    if limit < 1:
+        return None
+    decodes = len(scheduler.running)
+    context_tokens = sum([request.num_tokens for request in scheduler.running])
+    times = [now_s]
+    segments: list[Segment] = []
+    while limit > 0:
+        line = step_time.decode_line(decodes, context_tokens)
+        steps = limit
+        if context_tokens + decodes * limit > line.until_tokens:
+            steps = min(limit, -int((context_tokens - line.until_tokens) // decodes))
+        end = context_tokens + decodes * steps
+        costs = [line.base_s + line.slope_s * tokens for tokens in range(context_tokens, end, decodes)]
+        times += list(accumulate(costs, initial=times[-1]))[1:]
+        segments.append(Segment(line, steps, context_tokens))
+        limit -= steps
+        context_tokens = end
+    if times[1] <= now_s:
+        return None  # steps that take no time have no order in time
+    deadline_s = scheduler.kv_cache.parking.next_deadline_s()
+    if deadline_s < times[-2]:
+        # A step that starts after the deadline releases an entry first.
+        starts = bisect_right(times, deadline_s)
+        if starts == 0:
+            return None
+        del times[starts + 1 :]
+    return Leap(decodes, times, segments)
+
+
+def commit(leap: Leap, steps: int, scheduler: Scheduler) -> None:
+    """Bring requests and blocks to where `steps` single steps of the leap would have."""
+    if steps == 0:
+        return
+    if not _grow_apart(scheduler, steps):
+        _commit_one_by_one(scheduler, steps)
+        return
+    pool = scheduler.block_pool
+    for request in scheduler.running:
+        request.num_computed_tokens += steps
+        computed = request.num_computed_tokens
+        request.num_tokens += steps
+        request.num_output_tokens += steps
+        needed = -(-computed // pool.block_size) - request.table.num_blocks
+        if needed > 0:
+            pool.allocate(request.table, needed)
+        full = computed // pool.block_size
+        if full > request.table.num_hashed:
+            pool.cache_full_blocks(request.table, request.content, full)
+
+
+def _undecided_steps(scheduler: Scheduler) -> int:
+    """For how many steps every running request decodes, none finishes, the free queue has the blocks and
+    nobody can be admitted."""
+    running = scheduler.running
+    if not running or not scheduler.only_decodes():
+        return 0
+    tokens_left = min(
+        [
+            min(request.max_tokens - request.num_output_tokens, scheduler.max_model_len - request.num_tokens)
+            for request in running
+        ]
+    )
+    steps = min(tokens_left - 1, MAX_STEPS)
+    pool = scheduler.block_pool
+    available = pool.num_unhashed_free + pool.num_hashed_free
+    # Each request needs at most one block more than its steps fill: no need to count where that fits.
+    if steps > 0 and len(running) * (steps // pool.block_size + 1) > available:
+        while steps > 0 and new_blocks(running, steps, pool.block_size) > available:
+            steps //= 2
+    return steps
+
+
+def new_blocks(running: list[Request], steps: int, block_size: int) -> int:
+    """Blocks that decoding requests take in their next `steps` steps."""
+    return sum(
+        -(-(request.num_computed_tokens + steps) // block_size) - request.table.num_blocks
+        for request in running
+    )
+
+
+def _grow_apart(scheduler: Scheduler, steps: int) -> bool:
+    """Whether no request writes blocks that are cached already or that another one writes too. Only then
+    is the order in which they take and hash blocks of no consequence."""
+    pool = scheduler.block_pool
+    lines: set[Line] = set()
+    for request in scheduler.running:
+        full = (request.num_computed_tokens + steps) // pool.block_size
+        if full > request.table.num_hashed and pool.enable_prefix_caching:
+            written = pool.lines_beyond(request.table, request.content, full)
+            if written is None or not lines.isdisjoint(written):
+                return False
+            lines.update(written)
+    return True
+
+
+def _commit_one_by_one(scheduler: Scheduler, steps: int) -> None:
+    """The same, the way single steps do it."""
+    for _ in range(steps):
+        for request in scheduler.running:
+            allocated = scheduler.kv_cache.allocate_slots(request, 1)
+            assert allocated, "a leap was planned beyond the free blocks"
+            request.num_computed_tokens += 1
+        for request in scheduler.running:
+            request.num_tokens += 1
+            request.num_output_tokens += 1
+
+
+def block_seconds(leap: Leap, steps: int, scheduler: Scheduler) -> float:
+    """Integral over the leap's first `steps` of the blocks its requests take meanwhile. To be asked before
+    the commit."""
+    times = leap.times
+    block_size = scheduler.block_pool.block_size
+    total = 0.0
+    for request in scheduler.running:
+        first = request.table.num_blocks * block_size - request.num_computed_tokens
+        taken = times[first:steps:block_size]
+        if taken:
+            total += len(taken) * times[steps] - sum(taken)
+    return total
+
