@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,16 @@ from agentservesim import Result, parse_config, simulate
 
 FILES = ("config.yaml", "summary.json", "programs.parquet", "calls.parquet", "decisions.parquet")
 
-RETENTION = ("lru", "immediate-release", "ttl:tau_s=1", "ttl:tau_s=1,until=admission", "pressure-ttl", "tool-ttl",
-             "min-waste", "evolved-gap-ema")  # fmt: skip
+RETENTION = (
+    "lru",
+    "immediate-release",
+    "ttl:tau_s=1",
+    "ttl:tau_s=1,until=admission",
+    "pressure-ttl",
+    "tool-ttl",
+    "min-waste",
+    "evolved-gap-ema",
+)
 SCHEDULING = ("fcfs", "program-fcfs", "plas", "continuum", "resident-first", "evolved-sqrt-plas")
 ADMISSION = ("none", "program-cap:f=0.5")
 ROUTING = ("round-robin", "least-loaded", "session-affinity")
@@ -36,11 +44,15 @@ def program(program_id: str, turns: Iterable[dict[str, Any]], **more: Any) -> di
     return {"program_id": program_id, "arrival_s": 0.0, **more, "turns": list(turns)}
 
 
-def chain(program_id: str, turns: int, *, first: int = 64, new: int = 48, output: int = 8, **more: Any) -> dict[str, Any]:
+def chain(
+    program_id: str, turns: int, *, first: int = 64, new: int = 48, output: int = 8, **more: Any
+) -> dict[str, Any]:
     """A program whose prompts grow by `new` tokens and the output of the turn before."""
     of_turn = {key: more.pop(key) for key in ("gap_s", "tools", "kept_output_tokens") if key in more}
     return program(
-        program_id, (turn(first + index * (new + output), output, **of_turn) for index in range(turns)), **more
+        program_id,
+        (turn(first + index * (new + output), output, **of_turn) for index in range(turns)),
+        **more,
     )
 
 
@@ -74,10 +86,16 @@ def config_dict(source: Path | str, **sections: dict[str, Any] | Any) -> dict[st
 INFINITELY_FAST = {"base_s": 0.0, "per_prefill_token_s": 0.0, "per_decode_s": 0.0, "per_context_token_s": 0.0}
 
 
-def run(folder: Path, programs: Iterable[dict[str, Any]], **sections: Any) -> Result:
-    """Simulate programs; the workload file goes into `folder`."""
+def run(
+    folder: Path,
+    programs: Iterable[dict[str, Any]],
+    *,
+    on_progress: Callable[[Any], None] | None = None,
+    **sections: Any,
+) -> Result:
+    """Simulate programs; the workload file goes into `folder`, and `on_progress` sees every instant."""
     source = write_native(folder / "workload.jsonl", programs)
-    return simulate(parse_config(config_dict(source, **sections)))
+    return simulate(parse_config(config_dict(source, **sections)), on_progress=on_progress)
 
 
 def rows(result: Result, table: str = "calls") -> list[dict[str, Any]]:
@@ -117,7 +135,9 @@ PREFIXES = ((), ({"id": "sys", "tokens": 40},), ({"id": "sys", "tokens": 40}, {"
 
 
 @st.composite
-def workloads(draw: Any, max_programs: int = 6, max_turns: int = 5, max_prompt: int = 400) -> list[dict[str, Any]]:
+def workloads(
+    draw: Any, max_programs: int = 6, max_turns: int = 5, max_prompt: int = 400
+) -> list[dict[str, Any]]:
     """Small programs: chains, forks and joins, with or without tools, gaps, pauses and shared prefixes."""
     programs = []
     for number in range(draw(st.integers(1, max_programs))):
@@ -171,6 +191,8 @@ def setups(draw: Any) -> dict[str, Any]:
             "watermark": draw(st.sampled_from((0.0, 0.0, 0.05))),
             "scheduler_reserve_full_isl": draw(st.booleans()),
             "enable_prefix_caching": draw(st.integers(0, 5)) > 0,
+            "max_model_len": draw(st.sampled_from((None, None, 380))),
+            "step_mode": draw(st.sampled_from(("leap", "step"))),
         },
         "policies": {
             "retention": draw(st.sampled_from(RETENTION)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 from collections import deque
 
-from helpers import chain, program, rows, run, setups, turn, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from helpers import chain, program, rows, run, setups, turn, workloads
 
 # --- a policy that looks for the future ------------------------------------------------------------------
 
@@ -36,7 +38,10 @@ class Lookout:
             home = type(value).__module__ or ""
             if home.startswith("agentservesim") and not home.startswith(HOME_OF_VIEWS):
                 self.found.add(f"{hook}{path} is a {home}.{type(value).__name__}")
-            if isinstance(value, int | float | str) and self.hidden.get(value, None) not in {None, *self.revealed}:
+            if isinstance(value, int | float | str) and self.hidden.get(value, None) not in {
+                None,
+                *self.revealed,
+            }:
                 self.found.add(f"{hook}{path} is {value!r}, unknown before {self.hidden[value]}")
 
 
@@ -86,7 +91,7 @@ def _below(value):
 LOOKOUT: Lookout | None = None
 """The lookout of the run under way; the policy file below reports to it."""
 
-SPIES = '''
+SPIES = """
 import math
 import test_causality
 from agentservesim.policies.interface import Protect
@@ -132,7 +137,7 @@ class Routing:
     def route(self, pcb, now_s, instances):
         look("route", "arrival", pcb, now_s, instances)
         return instances[pcb.turn_index % len(instances)].index
-'''
+"""
 
 
 def test_a_policy_finds_nothing_of_the_future(tmp_path, monkeypatch):
@@ -141,23 +146,23 @@ def test_a_policy_finds_nothing_of_the_future(tmp_path, monkeypatch):
     for n in range(6):
         turns = []
         for k in range(4):
-            tag = 100 * n + 10 * k
-            prompt, output, gap_s, tool = 2001 + 1000 * k + tag, 31 + n + 7 * k, 0.0137 + tag / 1e3, f"tool-{n}-{k}"
-            pause_s = 0.00731 + tag / 1e3
+            # No sum of blocks equals these: they are no multiples of the block size.
+            prompt, output, tool = 2005 + 1008 * k + 112 * n, 34 + 16 * k, f"tool-{n}-{k}"
+            seconds = [round(base + 0.1 * n + 0.01 * k, 6) for base in (0.013701, 0.007307, 0.019013)]
+            gap_s, pause_s, duration_s = seconds
             turns.append(
                 turn(
                     prompt,
                     output,
                     turn_id=f"turn-{n}-{k}",
-                    tools=[{"name": tool, "duration_s": 0.019 + tag / 1e3}],
+                    tools=[{"name": tool, "duration_s": duration_s}],
                     gap_s=gap_s,
                     pause_s=pause_s,
                 )
             )
-            # Six-digit sums cannot be met by chance; output counts below 64 could, as calls or steps.
             hidden |= {prompt: ("arrival", f"p{n}", k), prompt + output: ("completion", f"p{n}", k)}
             hidden |= {tool: ("completion", f"p{n}", k), f"turn-{n}-{k}": ("arrival", f"p{n}", k)}
-            hidden |= {seconds: ("arrival", f"p{n}", k + 1) for seconds in (gap_s, pause_s, 0.019 + tag / 1e3)}
+            hidden |= dict.fromkeys(seconds, ("arrival", f"p{n}", k + 1))
         programs.append(program(f"p{n}", turns, arrival_s=0.01 * n))
     lookout = Lookout(hidden)
     monkeypatch.setattr("test_causality.LOOKOUT", lookout)
@@ -167,7 +172,10 @@ def test_a_policy_finds_nothing_of_the_future(tmp_path, monkeypatch):
         tmp_path,
         programs,
         cluster={"kv_cache_tokens": 12_800, "instances": 2},
-        policies={axis: f"{spies}:{axis.capitalize()}" for axis in ("retention", "scheduling", "admission", "routing")},
+        policies={
+            axis: f"{spies}:{axis.capitalize()}"
+            for axis in ("retention", "scheduling", "admission", "routing")
+        },
     )
     assert result.complete and result.summary["preemptions"] > 0
     assert lookout.hooks == {
@@ -265,10 +273,12 @@ def test_another_future_leaves_the_past_as_it_was(tmp_path_factory, data, progra
     if lanes:
         setup = {**setup, "workload": {"arrivals": {"process": "closed_loop", "lanes": lanes}}}
     before = run(folder, programs, **setup)
-    times = sorted({row["time_s"] for row in rows(before, "decisions")}
-                   | {row[key] for row in rows(before) for key in ("released_s", "completed_s") if row[key]})  # fmt: skip
-    at_s = data.draw(st.sampled_from(times or [0.0])) + data.draw(st.sampled_from((0.0, 1e-6, 0.004)))
-    changed = data.draw(futures(programs, before, at_s, more_programs=not lanes))  # a free lane takes one at once
+    times = {row["time_s"] for row in rows(before, "decisions")}
+    times |= {row[key] for row in rows(before) for key in ("released_s", "completed_s") if row[key]}
+    at_s = data.draw(st.sampled_from(sorted(times) or [0.0])) + data.draw(st.sampled_from((0.0, 1e-6, 0.004)))
+    changed = data.draw(
+        futures(programs, before, at_s, more_programs=not lanes)
+    )  # a free lane takes one at once
     if not changed:
         return
     after = run(folder, changed, **setup)
@@ -278,10 +288,13 @@ def test_another_future_leaves_the_past_as_it_was(tmp_path_factory, data, progra
 def test_a_recorded_arrival_is_no_input_to_the_next_call(tmp_path):
     """A slower engine releases the successors later: their arrivals are results."""
     line = chain("p", 4, gap_s=0.5)
-    fast, slow = (
-        rows(run(tmp_path, [line], step_time={"base_s": base_s})) for base_s in (0.001, 0.1)
-    )
+    fast, slow = (rows(run(tmp_path, [line], step_time={"base_s": base_s})) for base_s in (0.001, 0.1))
     for calls in (fast, slow):
-        for call, successor in zip(calls, calls[1:], strict=False):
+        for call, successor in itertools.pairwise(calls):
             assert successor["released_s"] == call["completed_s"] + 0.5
-    assert [s["released_s"] > f["released_s"] for f, s in zip(fast, slow, strict=True)] == [False, True, True, True]
+    assert [s["released_s"] > f["released_s"] for f, s in zip(fast, slow, strict=True)] == [
+        False,
+        True,
+        True,
+        True,
+    ]

@@ -6,11 +6,22 @@ import json
 import random
 
 import pytest
-from helpers import FILES, calls_by_name, chain, cli, config_dict, program, rows, turn, write_config, write_native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentservesim import parse_config, simulate
+from helpers import (
+    FILES,
+    calls_by_name,
+    chain,
+    cli,
+    config_dict,
+    program,
+    rows,
+    turn,
+    write_config,
+    write_native,
+)
 
 MEASURED_ON_THE_MACHINE = ("sim_wall_s", "peak_rss_bytes")
 
@@ -33,7 +44,11 @@ COMBINATIONS = {
         "cluster": {**BUSY, "instances": 3},
     },
     "closed-loop": {
-        "policies": {"retention": "evolved-gap-ema", "scheduling": "evolved-sqrt-plas", "routing": "round-robin"},
+        "policies": {
+            "retention": "evolved-gap-ema",
+            "scheduling": "evolved-sqrt-plas",
+            "routing": "round-robin",
+        },
         "workload": {"arrivals": {"process": "closed_loop", "lanes": 5}},
         "cluster": {**BUSY, "instances": 2},
     },

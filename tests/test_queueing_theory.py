@@ -14,8 +14,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers import rows, run
 from scipy import stats
+
+from helpers import rows, run
 
 REPLICATIONS = 20
 CALLS = 1500

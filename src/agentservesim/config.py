@@ -37,10 +37,16 @@ class ArrivalsConfig(_Section):
 
 
 class WorkloadConfig(_Section):
-    """Where programs come from: a trace file, or a bundled workload named examples/…."""
+    """Where programs come from: a trace file, folder or glob, `-`, or a bundled workload named examples/….
+
+    lenient       skip and count malformed lines instead of stopping at them
+    max_pause_s   longest pause of a person, in seconds; longer ones are cut to it
+    """
 
     source: str
     format: str | None = None
+    lenient: bool = False
+    max_pause_s: Annotated[float, Field(ge=0)] | None = None
     programs: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     arrivals: ArrivalsConfig = ArrivalsConfig()
@@ -60,7 +66,7 @@ class ClusterConfig(_Section):
 class EngineConfig(_Section):
     """Engine options under vLLM's own names. max_model_len None: the model's own."""
 
-    semantics: Literal["vllm-0.32"] = "vllm-0.32"
+    semantics: Literal["vllm-0.32", "vllm-0.33"] = "vllm-0.32"
     block_size: Annotated[int, Field(ge=1)] = 16
     max_num_seqs: Annotated[int, Field(ge=1)] = 128
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
@@ -69,6 +75,7 @@ class EngineConfig(_Section):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     scheduler_reserve_full_isl: bool = True
+    async_scheduling: bool = False
     step_mode: Literal["leap", "step"] = "leap"
 
     @model_validator(mode="after")

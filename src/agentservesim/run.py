@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentservesim.config import RunConfig
+from agentservesim.engine.async_instance import AsyncInstance
+from agentservesim.engine.async_scheduler import AsyncScheduler
 from agentservesim.engine.instance import Instance
 from agentservesim.engine.scheduler import Scheduler
 from agentservesim.errors import InputError
@@ -51,9 +53,12 @@ def simulate(
     config: RunConfig,
     out_dir: Path | None = None,
     on_progress: Callable[[Simulation], None] | None = None,
+    keep_tables: bool = True,
 ) -> Result:
-    """Run a config. With `out_dir`, config.yaml, summary.json and the Parquet tables are written there and
-    not kept in memory.
+    """Run a config. With `out_dir`, config.yaml, summary.json and the Parquet tables are written there;
+    else the tables are kept in memory, unless keep_tables is False.
+
+    `on_progress` is called after each instant of simulated time, and may call `interrupt`.
 
     Raises InputError for a wrong config or workload, PolicyError for a policy that fails.
     """
@@ -63,7 +68,7 @@ def simulate(
     instances = _instances(config, "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority")
     if out_dir is not None:
         _make_dir(out_dir)
-    recorder = Recorder(out_dir)
+    recorder = Recorder(out_dir, keep_tables)
     closed_loop = arrivals.process == "closed_loop"
     simulation = Simulation(
         ((0.0, program) for program in workload.programs)
@@ -79,6 +84,7 @@ def simulate(
     if recorder.programs == 0:
         raise InputError(f"workload {config.workload.source}: no programs; expected at least one")
     summary = summarize(recorder, instances, simulation.clock.now_s, simulation.sim_wall_s)
+    summary["interrupted"] = simulation.interrupted
     tables = recorder.close()
     if out_dir is None:
         return Result(config, summary, workload.report, tables)
@@ -90,28 +96,24 @@ def simulate(
 def _instances(config: RunConfig, policy: Literal["fcfs", "priority"]) -> list[Instance]:
     engine = config.engine
     step_time = build_step_time(config)
-    num_blocks = kv_pool_tokens(config.cluster, engine).num_blocks
-    max_model_len = engine.max_model_len or model(config.cluster.model).max_position_embeddings
-    return [
-        Instance(
-            index,
-            Scheduler(
-                num_blocks=num_blocks,
-                block_size=engine.block_size,
-                max_num_seqs=engine.max_num_seqs,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                policy=policy,
-                long_prefill_token_threshold=engine.long_prefill_token_threshold,
-                watermark=engine.watermark,
-                scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
-                enable_prefix_caching=engine.enable_prefix_caching,
-            ),
-            step_time,
-            may_leap=engine.step_mode == "leap",
-        )
-        for index in range(config.cluster.instances)
-    ]
+    options: dict[str, Any] = {
+        "num_blocks": kv_pool_tokens(config.cluster, engine).num_blocks,
+        "block_size": engine.block_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": engine.max_model_len or model(config.cluster.model).max_position_embeddings,
+        "policy": policy,
+        "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+        "watermark": engine.watermark,
+        "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "semantics": engine.semantics,
+    }
+    indices = range(config.cluster.instances)
+    if engine.async_scheduling:
+        return [AsyncInstance(index, AsyncScheduler(**options), step_time) for index in indices]
+    may_leap = engine.step_mode == "leap"
+    return [Instance(index, Scheduler(**options), step_time, may_leap) for index in indices]
 
 
 def _policies(config: RunConfig) -> Policies:

@@ -85,6 +85,7 @@ class Simulation:
             instance.scheduler.on_finished = self._call_completed
             instance.on_resync = self._announce_end
         self.sim_wall_s = 0.0
+        self.interrupted = False
 
     # --- the loop ----------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Simulation:
         for _ in range(self._lanes or 1):
             self._next_arrival()
         heap = self._heap
-        while heap:
+        while heap and not self.interrupted:
             if self._outdated(heap[0]):
                 heapq.heappop(heap)
                 continue
@@ -117,6 +118,10 @@ class Simulation:
                 on_progress(self)
         self._report_lost()
         self.sim_wall_s = time.perf_counter() - started
+
+    def interrupt(self) -> None:
+        """End the run after the present instant; what is unfinished then stays live."""
+        self.interrupted = True
 
     def _push(self, time_s: float, kind: Event, subject: Any) -> None:
         """Ties are broken by (time, kind, sequence)."""
@@ -251,10 +256,10 @@ class Simulation:
     # --- records -----------------------------------------------------------------------------------------
 
     def _report_lost(self) -> None:
-        """Nothing is lost silently: what is still live when nothing more can happen is named."""
+        """Nothing is lost silently: what is still live at the end is named."""
         for call in self._live_calls:
-            held = call.request is None
-            self.recorder.call_lost(call, "held by the admission policy" if held else "never scheduled")
+            reason = "held by the admission policy" if call.request is None else "never scheduled"
+            self.recorder.call_lost(call, "interrupted" if self.interrupted else reason)
         for run in self._live_programs:
             self.recorder.program_lost(run)
 

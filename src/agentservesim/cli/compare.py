@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from agentservesim.cli.configs import open_config
-from agentservesim.cli.progress import progress
-from agentservesim.cli.run import describe, expected_programs, incomplete
+from agentservesim.cli.progress import watch
+from agentservesim.cli.run import INTERRUPTED, describe, expected_programs, incomplete
 from agentservesim.cli.tables import change, console, count, percent, plain_table, seconds
 from agentservesim.config import RunConfig
 from agentservesim.policies import registry
@@ -26,13 +27,18 @@ def compare_command(
     for number, config in enumerate(configs, start=1):
         labels = {axis: registry.label(axis, getattr(config.policies, axis)) for axis in registry.AXES}
         title = f"{number}/{len(configs)} {labels['retention']} + {labels['scheduling']}"
-        with progress(title, expected_programs(config)) as on_progress:
-            result = simulate(config, None, on_progress)
+        with watch(title, partial(expected_programs, config)) as on_progress:
+            result = simulate(config, None, on_progress, keep_tables=False)
+        if result.summary["interrupted"]:
+            sys.stderr.write(f"interrupted in run {number} of {len(configs)}: the finished ones follow\n")
+            break
         runs.append({"policies": labels, "summary": result.summary})
     if json_output:
         sys.stdout.write(json.dumps({"runs": runs}, indent=2) + "\n")
-    else:
+    elif runs:
         _show(base, runs)
+    if len(runs) < len(configs):
+        return INTERRUPTED
     failed = [run for run in runs if run["summary"]["calls_refused"] or run["summary"]["calls_live"]]
     if failed:
         sys.stderr.write(incomplete(failed[0]["summary"]))

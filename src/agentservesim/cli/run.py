@@ -4,39 +4,55 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentservesim.cli.configs import open_config
-from agentservesim.cli.progress import progress
+from agentservesim.cli.progress import watch
 from agentservesim.cli.tables import console, count, joules, percent, plain_table, seconds
 from agentservesim.config import RunConfig
 from agentservesim.policies import registry
 from agentservesim.run import Result, simulate
 from agentservesim.workload import BUNDLED
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
 
 def run_command(
     name: str, overrides: list[str], policies: dict[str, str | None], out: Path | None, json_output: bool
 ) -> int:
-    """Returns the exit code: 3 when calls were refused or lost."""
+    """Returns the exit code: 3 when calls were refused or lost, INTERRUPTED after Ctrl-C."""
     config = open_config(name, overrides, policies)
-    with progress("simulating", expected_programs(config)) as on_progress:
-        result = simulate(config, out, on_progress)
+    with watch("simulating", partial(expected_programs, config)) as on_progress:
+        result = simulate(config, out, on_progress, keep_tables=False)
     if json_output:
         sys.stdout.write(json.dumps(result.summary, indent=2) + "\n")
     else:
         _show(result, out)
     if not result.complete:
         sys.stderr.write(incomplete(result.summary))
+    if result.summary["interrupted"]:
+        return INTERRUPTED
     return 0 if result.complete else 3
 
 
 def expected_programs(config: RunConfig) -> int | None:
-    """How many programs a run will have, where that is known beforehand."""
-    if config.workload.programs is not None or config.workload.source not in BUNDLED:
+    """How many programs a run will have, where that can be told beforehand: from the config, or from the
+    lines of a file that has one program a line."""
+    if config.workload.programs is not None:
         return config.workload.programs
-    return BUNDLED[config.workload.source].programs
+    if config.workload.source in BUNDLED:
+        return BUNDLED[config.workload.source].programs
+    path = Path(config.workload.source)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        first = file.readline()
+        if b'"program_id"' not in first and b'"session_id"' not in first:
+            return None
+        return 1 + sum(1 for line in file if line.strip())
 
 
 def describe(config: RunConfig) -> str:
@@ -50,6 +66,11 @@ def describe(config: RunConfig) -> str:
 def incomplete(summary: dict[str, Any]) -> str:
     """What was refused or lost, in words."""
     lines = []
+    if summary["interrupted"]:
+        lines.append(
+            f"interrupted: {summary['programs_live']} of {summary['programs']} programs that had arrived are "
+            "unfinished; the figures are of the finished ones"
+        )
     if summary["calls_refused"]:
         lines.append(
             f"warning: {summary['calls_refused']} of {summary['calls']} calls were refused, "
@@ -59,7 +80,7 @@ def incomplete(summary: dict[str, Any]) -> str:
         lines += [f"  {line}" for line in summary["refusals"][:5]]
         if summary["calls_refused"] > 5:
             lines.append(f"  … and {summary['calls_refused'] - 5} more, in calls.parquet (--out)")
-    if summary["calls_live"]:
+    if summary["calls_live"] and not summary["interrupted"]:
         lines.append(f"warning: {summary['calls_live']} calls were still live when nothing more could happen")
     return "".join(line + "\n" for line in lines)
 

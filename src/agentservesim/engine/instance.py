@@ -145,13 +145,12 @@ class Instance:
         """Describe the batch to the step-time model. One new token on top of a context is a decode,
         whatever the request calls it."""
         prefills: list[tuple[int, int]] = []
-        decodes = decode_context_tokens = tokens = 0
+        decode_context_tokens = 0
         for request, num_new_tokens in output.num_scheduled_tokens.items():
-            tokens += num_new_tokens
             if num_new_tokens == 1 and request.num_computed_tokens > 1:
-                decodes += 1
                 decode_context_tokens += request.num_computed_tokens
             else:
                 prefills.append((num_new_tokens, request.num_computed_tokens - num_new_tokens))
-        self.last_batch_tokens = tokens
+        decodes = len(output.num_scheduled_tokens) - len(prefills)
+        self.last_batch_tokens = decodes + sum(new for new, _ in prefills)
         return self.step_time.step(prefills, decodes, decode_context_tokens)

@@ -81,6 +81,21 @@ class KVCacheManager:
         )
         return True
 
+    def append_token(self, request: Request) -> bool:
+        """allocate_slots(request, 1) for a decode, in fewer words: most need nothing at all."""
+        num_computed = request.num_computed_tokens
+        in_block = num_computed % self.block_size
+        if in_block == 0:
+            pool = self.block_pool
+            if self.block_size == 1 or pool.num_unhashed_free + pool.num_hashed_free == 0:
+                return self.allocate_slots(request, 1)
+            pool.allocate(request.table, 1)
+        elif in_block == self.block_size - 1 and num_computed < request.num_tokens:
+            self.block_pool.cache_full_blocks(
+                request.table, request.content, (num_computed + 1) // self.block_size
+            )
+        return True
+
     def free(self, request: Request) -> None:
         """Free the request's blocks, hashed ones reusable until evicted."""
         self.block_pool.free(request.table)

@@ -187,4 +187,3 @@ def block_seconds(leap: Leap, steps: int, scheduler: Scheduler) -> float:
         if taken:
             total += len(taken) * times[steps] - sum(taken)
     return total
-

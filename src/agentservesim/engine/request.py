@@ -15,6 +15,8 @@ class Request:
     claims                keys of parked KV entries that this request takes over when it is admitted
     owner                 whatever the submitter wants to find again; the engine never looks at it
     num_hit_tokens        prefix hit of the latest admission; first_hit_tokens that of the first
+    num_output_placeholders, num_in_flight_tokens, num_stale_tokens
+                          used by asynchronous scheduling alone; see AsyncScheduler
     scheduled_s           start of the first step it was in; first_token_s, completed_s: ends of steps
     """
 
@@ -28,9 +30,12 @@ class Request:
         "max_tokens",
         "num_computed_tokens",
         "num_hit_tokens",
+        "num_in_flight_tokens",
+        "num_output_placeholders",
         "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_stale_tokens",
         "num_tokens",
         "owner",
         "priority",
@@ -61,6 +66,9 @@ class Request:
         self.num_tokens = prompt_tokens
         self.num_computed_tokens = 0
         self.num_output_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_in_flight_tokens = 0
+        self.num_stale_tokens = 0
         self.num_preemptions = 0
         self.num_hit_tokens = 0
         self.first_hit_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""vLLM's scheduler (v1, 0.32.0, synchronous), rule for rule.
+"""vLLM's scheduler (v1, 0.32.0), rule for rule; asynchronous scheduling is in async_scheduler.py.
 
 `schedule()` decides which requests compute how many tokens in the next step; `update_from_output()` takes
 the step's result. There is no prefill phase and no decode phase: every request just catches up with its
@@ -20,11 +20,13 @@ from agentservesim.engine.request import Request
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step: tokens to compute a request, in batch order; who was preempted and who admitted for it."""
+    """One step: tokens to compute a request, in batch order; who was preempted and who admitted for it;
+    under asynchronous scheduling, who gets a token from it."""
 
     num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    sampled: set[Request] = field(default_factory=set)
 
 
 class WaitingQueue:
@@ -63,6 +65,14 @@ class WaitingQueue:
     def pop(self) -> Request:
         return heapq.heappop(self._heap)[1] if self._by_priority else self._fifo.popleft()
 
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        if self._by_priority:
+            self._heap = [item for item in self._heap if item[1] is not request]
+            heapq.heapify(self._heap)
+        else:
+            self._fifo.remove(request)
+
     def reorder(self) -> None:
         """Priorities of waiting requests have changed."""
         self._heap = [(request.queue_key(), request) for _, request in self._heap]
@@ -91,6 +101,7 @@ class Scheduler:
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
         enable_prefix_caching: bool = True,
+        semantics: Literal["vllm-0.32", "vllm-0.33"] = "vllm-0.32",
     ) -> None:
         self.kv_cache = KVCacheManager(
             num_blocks, block_size, max_model_len, watermark, enable_prefix_caching
@@ -101,6 +112,7 @@ class Scheduler:
         self.policy = policy
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
+        self.goes_on_after_own_preemption = semantics == "vllm-0.33"
         self.running: list[Request] = []
         self._head_refused = False
         self.waiting = WaitingQueue(policy)
@@ -122,12 +134,10 @@ class Scheduler:
         finishes, blocks run out, or one is added."""
         if self.waiting and not self._head_refused:
             return False
-        return all(
-            [
-                request.num_tokens - request.num_computed_tokens == 1 and request.first_token_s is not None
-                for request in self.running
-            ]
-        )
+        for request in self.running:
+            if request.num_tokens - request.num_computed_tokens != 1 or request.first_token_s is None:
+                return False
+        return True
 
     # --- schedule ----------------------------------------------------------------------------------------
 
@@ -150,30 +160,52 @@ class Scheduler:
         """Running requests first, in list order. Returns the token budget left."""
         budget = self.max_num_batched_tokens
         scheduled = output.num_scheduled_tokens
+        running = self.running
+        block_size = self.kv_cache.block_size
+        last_slot = block_size - 1
+        max_model_len = self.max_model_len
         index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            num_new_tokens = request.num_tokens - request.num_computed_tokens
+        while index < len(running) and budget > 0:
+            request = running[index]
+            placeholders = request.num_output_placeholders
+            if placeholders and self._last_token_in_flight(request):
+                index += 1
+                continue
+            num_computed = request.num_computed_tokens
+            num_new_tokens = request.num_tokens + placeholders - num_computed
+            # Most decodes need no asking: inside its last block one neither takes a block nor fills one.
+            if (
+                num_new_tokens == 1
+                and num_computed + 1 < max_model_len
+                and (0 < num_computed % block_size < last_slot or self.kv_cache.append_token(request))
+            ):
+                scheduled[request] = 1
+                budget -= 1
+                index += 1
+                continue
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
-            num_new_tokens = min(num_new_tokens, budget, self.max_model_len - request.num_computed_tokens - 1)
+            num_new_tokens = min(num_new_tokens, budget, max_model_len - num_computed - 1)
             if num_new_tokens == 0:
                 index += 1
                 continue
             while not self.kv_cache.allocate_slots(request, num_new_tokens):
                 victim = self._victim()
-                position = self.running.index(victim)
-                del self.running[position]
+                position = running.index(victim)
+                del running[position]
                 if position < index:
                     index -= 1
                 budget += scheduled.pop(victim, 0)
                 self._preempt(victim)
                 output.preempted.append(victim)
                 if victim is request:
+                    if self.goes_on_after_own_preemption and self.policy == "priority":
+                        break
                     return budget
-            scheduled[request] = num_new_tokens
-            budget -= num_new_tokens
-            index += 1
+            else:
+                scheduled[request] = num_new_tokens
+                budget -= num_new_tokens
+                index += 1
         return budget
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
@@ -235,12 +267,20 @@ class Scheduler:
         request.num_preemptions += 1
         self.waiting.prepend(request)
 
+    def _last_token_in_flight(self, request: Request) -> bool:
+        """Asynchronous scheduling: whether the step in flight gives the request its last token."""
+        return (
+            request.num_computed_tokens + 2 - request.num_output_placeholders
+            >= request.num_prompt_tokens + request.max_tokens
+        )
+
     # --- update ------------------------------------------------------------------------------------------
 
     def update_from_output(self, output: SchedulerOutput, now_s: float = 0.0) -> list[Request]:
         """The step has run: each request that caught up has one more token. Returns the finished ones,
         disposed of in batch order."""
         finished = []
+        max_model_len = self.max_model_len
         for request in output.num_scheduled_tokens:
             if request.num_computed_tokens < request.num_tokens:
                 continue  # a chunk of a prefill
@@ -249,7 +289,7 @@ class Scheduler:
             if request.max_tokens > 0:
                 request.num_output_tokens += 1
                 request.num_tokens += 1
-            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= max_model_len:
                 request.completed_s = now_s
                 finished.append(request)
         if finished:

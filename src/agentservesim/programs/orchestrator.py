@@ -109,12 +109,12 @@ class Orchestrator:
         self._sequence = 0
 
     def start(self, program: Program, now_s: float) -> ProgramRun:
-        """A program has arrived: its turns without parents are released at once."""
+        """A program has arrived: its turns without parents are released, after their own delay."""
         context = ProgramContext(program, self._shared, self._deployment)
         run = ProgramRun(program, self.table.open(program.program_id, now_s), context)
         for index, turn in enumerate(program.turns):
             if not turn.parents:
-                self._schedule(run, index, now_s)
+                self._schedule(run, index, now_s + turn.delay_s)
         return run
 
     def release(self, run: ProgramRun, index: int, now_s: float) -> Call | None:
@@ -130,7 +130,7 @@ class Orchestrator:
         return call
 
     def complete(self, call: Call, now_s: float) -> None:
-        """A call has completed: turns with no other parent left are released after the gap."""
+        """A call has completed: turns with no other parent left are released after the gap and their delay."""
         run = call.run
         run.calls_completed += 1
         run.in_flight -= 1
@@ -143,7 +143,8 @@ class Orchestrator:
                     run.released[child] = (after_gap, call.index)
                 run.parents_left[child] -= 1
                 if run.parents_left[child] == 0:
-                    self._schedule(run, child, run.released[child][0])
+                    delay_s = run.program.turns[child].delay_s
+                    self._schedule(run, child, run.released[child][0] + delay_s)
         self._end_if_done(run, now_s)
 
     def fail(self, call: Call, now_s: float) -> None:

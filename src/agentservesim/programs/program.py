@@ -32,6 +32,8 @@ class Turn(msgspec.Struct, frozen=True):
     tools                 run side by side after this turn
     gap_s                 the recorded gap after this turn; None: the longest of the tools
     pause_s               a person's pause after this turn, on top of the gap
+    delay_s               seconds this turn waits on its own, after its parents and their gaps: the branches
+                          of a fork may start at different times
     """
 
     turn_id: str
@@ -43,6 +45,7 @@ class Turn(msgspec.Struct, frozen=True):
     tools: tuple[ToolCall, ...] = ()
     gap_s: float | None = None
     pause_s: float = 0.0
+    delay_s: float = 0.0
 
     def tool_gap_s(self) -> float:
         """Seconds the tools take after this turn: the recorded gap, else the longest of them."""

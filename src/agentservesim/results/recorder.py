@@ -13,16 +13,17 @@ REFUSALS_NAMED = 20
 
 
 class Recorder:
-    """Counts and samples of a run; tables go to `out_dir` as Parquet, or stay in memory without one.
+    """Counts and samples of a run; tables go to `out_dir` as Parquet, or stay in memory without one, if
+    they are to be kept at all.
 
     live_calls     calls released and neither completed nor refused
     refusals       the first REFUSALS_NAMED refused calls, in words
     """
 
-    def __init__(self, out_dir: Path | None = None) -> None:
-        self._calls = TableWriter(CALLS, out_dir and out_dir / "calls.parquet")
-        self._programs = TableWriter(PROGRAMS, out_dir and out_dir / "programs.parquet")
-        self._decisions = TableWriter(DECISIONS, out_dir and out_dir / "decisions.parquet")
+    def __init__(self, out_dir: Path | None = None, keep_tables: bool = True) -> None:
+        self._calls = TableWriter(CALLS, out_dir and out_dir / "calls.parquet", keep_tables)
+        self._programs = TableWriter(PROGRAMS, out_dir and out_dir / "programs.parquet", keep_tables)
+        self._decisions = TableWriter(DECISIONS, out_dir and out_dir / "decisions.parquet", keep_tables)
         self.programs = self.programs_completed = self.programs_failed = 0
         self.calls_released = self.calls_completed = self.calls_refused = self.calls_not_released = 0
         self.prompt_tokens = self.output_tokens = self.hit_tokens = 0
@@ -125,11 +126,8 @@ class Recorder:
 
     def close(self) -> dict[str, object]:
         """Finish the files; the tables kept in memory, by name."""
-        return {
-            "calls": self._calls.close(),
-            "programs": self._programs.close(),
-            "decisions": self._decisions.close(),
-        }
+        writers = {"calls": self._calls, "programs": self._programs, "decisions": self._decisions}
+        return {name: table for name, writer in writers.items() if (table := writer.close()) is not None}
 
     def _unfinished(self, call: Call, status: str, reason: str) -> None:
         request = call.request

@@ -57,22 +57,27 @@ BATCH_ROWS = 16384
 
 
 class TableWriter:
-    """Rows of one table: to a Parquet file in batches, or, with no path, into memory."""
+    """Rows of one table: to a Parquet file in batches, or, with no path, into memory; or nowhere."""
 
-    def __init__(self, schema: pa.Schema, path: Path | None) -> None:
+    def __init__(self, schema: pa.Schema, path: Path | None, keep: bool = True) -> None:
         self.schema = schema
+        self._wanted = keep or path is not None
         self._rows: list[tuple[Any, ...]] = []
         self._batches: list[pa.RecordBatch] = []
         self._file = pq.ParquetWriter(path, schema) if path is not None else None
 
     def append(self, row: tuple[Any, ...]) -> None:
         """Add a row, its values in the order of the schema."""
+        if not self._wanted:
+            return
         self._rows.append(row)
         if len(self._rows) >= BATCH_ROWS:
             self._flush()
 
     def close(self) -> pa.Table | None:
         """Write what is left; returns the table if it was kept in memory."""
+        if not self._wanted:
+            return None
         self._flush()
         if self._file is not None:
             self._file.close()

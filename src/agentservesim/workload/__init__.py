@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentservesim.config import WorkloadConfig
 from agentservesim.errors import InputError, nearest
 from agentservesim.programs.program import Program
-from agentservesim.workload.formats import read_programs
+from agentservesim.workload.formats import NoSuchFile, read_programs
 from agentservesim.workload.report import ReadingReport
 from agentservesim.workload.synthetic import BUNDLED, generate
 
@@ -28,12 +27,12 @@ class Workload:
 def load_programs(config: WorkloadConfig) -> Workload:
     """Open the workload a config names; a relative path counts from the working directory.
 
-    Takes the first config.programs; by default all of a file, or the bundled workload's own number. Raises
+    Takes the first config.programs; by default all of a trace, or the bundled workload's own number. Raises
     InputError at once for a name, file or format that is wrong, and while streaming for a wrong line or a
-    file that holds fewer programs than asked for. config.seed matters to bundled workloads only.
+    trace that holds fewer programs than asked for. config.seed matters to bundled workloads only.
     """
     report = ReadingReport()
-    open_source = _bundled if config.source in BUNDLED else _from_file
+    open_source = _bundled if config.source in BUNDLED else _from_files
     return Workload(config.source, open_source(config, report), report)
 
 
@@ -54,24 +53,24 @@ def _counted(programs: Iterator[Program], wanted: int, report: ReadingReport) ->
         yield program
 
 
-def _from_file(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
-    path = Path(config.source)
-    if not path.exists():
+def _from_files(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
+    try:
+        programs = read_programs(config.source, report, config.format, config.lenient, config.max_pause_s)
+    except NoSuchFile:
         names = ", ".join(BUNDLED)
         hint = nearest(config.source, BUNDLED)
         raise InputError(
-            f"workload.source is {config.source!r}{hint}: no such file; expected a workload file or one of "
-            f"{names}"
-        )
-    programs = read_programs(path, report, config.format)
-    return programs if config.programs is None else _first(programs, config.programs, path)
+            f"workload.source is {config.source!r}{hint}: no such file; expected a workload file, a folder, "
+            f"a glob, - for stdin, or one of {names}"
+        ) from None
+    return programs if config.programs is None else _first(programs, config.programs, config.source)
 
 
-def _first(programs: Iterator[Program], wanted: int, path: Path) -> Iterator[Program]:
+def _first(programs: Iterator[Program], wanted: int, source: str) -> Iterator[Program]:
     for taken in range(wanted):
         program = next(programs, None)
         if program is None:
             raise InputError(
-                f"workload.programs is {wanted}: expected at most {taken}, all that {path} holds"
+                f"workload.programs is {wanted}: expected at most {taken}, all that {source} holds"
             )
         yield program

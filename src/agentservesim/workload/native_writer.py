@@ -42,6 +42,8 @@ def _turn(turn: Turn, names: list[str]) -> dict[str, Any]:
         record["gap_s"] = turn.gap_s
     if turn.pause_s:
         record["pause_s"] = turn.pause_s
+    if turn.delay_s:
+        record["delay_s"] = turn.delay_s
     return record
 
 

@@ -1,48 +1,72 @@
-"""One pass over a workload file: the checks every format shares, and the report."""
+"""Checks that every format shares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import math
 
 from agentservesim.errors import InputError
-from agentservesim.programs.program import Program
+from agentservesim.programs.program import Program, Turn
 from agentservesim.workload.formats._decode import quoted
-from agentservesim.workload.formats._lines import Place, read_lines
-from agentservesim.workload.report import ReadingReport
+from agentservesim.workload.formats._lines import Place
 
 
-class Reading:
-    """A pass over `path` that fills `report`; knows which program ids it has met."""
+class Distinct:
+    """The program ids of one file."""
 
-    def __init__(self, path: Path, report: ReadingReport) -> None:
-        self.path = path
-        self.report = report
+    def __init__(self) -> None:
         self._line_of: dict[str, int] = {}
 
-    def lines(self) -> Iterator[tuple[Place, bytes]]:
-        """The file's lines. Raises InputError at the end of a file that held no programs."""
-        yield from read_lines(self.path)
-        if not self._line_of:
-            raise InputError(f"{self.path}: holds no programs; expected at least one line")
-
     def accept(self, program: Program, place: Place) -> Program:
-        """Count a program that has been read, and return it.
-
-        Raises InputError when its id was met before or its parents make a cycle.
-        """
-        first = self._line_of.setdefault(program.program_id, place.line)
-        if first != place.line:
+        """The program, checked. Raises InputError when its id was met before or its parents make a cycle."""
+        if program.program_id in self._line_of:
             raise InputError(
-                f"{place}: program id {quoted(program.program_id)} is already on line {first}; "
-                "expected each program once"
+                f"{place}: program id {quoted(program.program_id)} is already on line "
+                f"{self._line_of[program.program_id]}; expected each program once"
             )
         try:
             program.children()
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
-        self.report.add(program)
+        self._line_of[program.program_id] = place.line
         return program
+
+
+def check(program: Program, where: str) -> None:
+    """Raise InputError for a program that no run could execute: the last line of defence of every reader."""
+    names = {turn.turn_id for turn in program.turns}
+    if not program.turns or len(names) != len(program.turns):
+        raise InputError(f"{where}: program {quoted(program.program_id)} has no turns, or a turn_id twice")
+    arrival_s = program.arrival_s
+    if arrival_s is not None and not (math.isfinite(arrival_s) and arrival_s >= 0):
+        raise InputError(f"{where}: program {quoted(program.program_id)}: arrival_s is {arrival_s}")
+    for turn in program.turns:
+        _check_turn(program, turn, where)
+    program.children()
+
+
+def _check_turn(program: Program, turn: Turn, where: str) -> None:
+    times = (
+        turn.wait_s(),
+        turn.gap_s or 0.0,
+        turn.pause_s,
+        turn.delay_s,
+        *(t.duration_s for t in turn.tools),
+    )
+    parent = program.turns[turn.parents[0]] if turn.parents else None
+    context = parent.prompt_tokens + parent.kept_output_tokens if parent else 0
+    prefix = sum(group.tokens for group in program.prefix)
+    if (
+        min(times) < 0
+        or not all(map(math.isfinite, times))
+        or not 0 <= turn.kept_output_tokens <= turn.output_tokens
+        or not 0 <= turn.reuse_tokens <= min(context, turn.prompt_tokens)
+        or turn.prompt_tokens < max(1, prefix)
+    ):
+        raise InputError(
+            f"{where}: program {quoted(program.program_id)}: turn {quoted(turn.turn_id)} has a value out of "
+            f"range: {turn}; expected times >= 0, kept output within the output, reuse within the parent's "
+            "context and the prompt, and the prefix within the prompt"
+        )
 
 
 def index_of(ids: list[str], place: Place, field: str) -> dict[str, int]:

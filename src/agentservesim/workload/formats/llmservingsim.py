@@ -6,7 +6,6 @@ Keys this reader does not know are ignored: the format has many dialects.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -23,9 +22,12 @@ from agentservesim.workload.formats._decode import (
     top_level_keys,
 )
 from agentservesim.workload.formats._lines import Place
-from agentservesim.workload.formats._reading import Reading, index_of
+from agentservesim.workload.formats._reading import Distinct, index_of
+from agentservesim.workload.formats._source import Head, Source
 from agentservesim.workload.report import ReadingReport
 
+NAME = "llmservingsim"
+LOOKS_LIKE = '{"session_id": …, "sub_requests": […]}, {"workflow_id": …, "nodes": […]} or {"input_toks": …}'
 REUSE_INFERRED = "reuse without token ids: the parent's whole prompt and output"
 OUTPUT_INFERRED = "reuse without output ids: the parent's output follows its prompt"
 REUSE_CLAMPED = "reuse by token ids, down to the parent's input_toks + output_toks"
@@ -88,31 +90,37 @@ _FLAT = msgspec.json.Decoder(_Flat)
 _DAG = msgspec.json.Decoder(_Dag)
 
 
-def recognises(first_line: bytes) -> bool:
-    """Whether a file that begins with this line is in this format."""
-    return not top_level_keys(first_line).isdisjoint(_KINDS)
+def recognises(head: Head) -> bool:
+    """Whether a file is in this format."""
+    return not head.keys.isdisjoint(_KINDS)
 
 
-def read(path: Path, report: ReadingReport) -> Iterator[Program]:
+def read(source: Source, report: ReadingReport) -> Iterator[Program]:
     """Stream the programs of a file, one line in memory at a time; kinds of rows may mix.
 
     Raises InputError naming file, line, field, value and expectation.
     """
-    reading = Reading(path, report)
-    for place, raw in reading.lines():
-        kind = decode(_KIND, raw, place)
-        if kind.sub_requests is not UNSET:
-            program = _from_session(decode(_SESSION, raw, place), place, report)
-        elif kind.nodes is not UNSET:
-            program = _from_dag(decode(_DAG, raw, place), place, report)
-        elif kind.input_toks is not UNSET:
-            program = _from_flat(decode(_FLAT, raw, place), place)
-        else:
-            raise InputError(
-                f"{place}: the line has keys {quoted(sorted(top_level_keys(raw)))}: "
-                f"expected one of {', '.join(_KINDS)}"
-            )
-        yield reading.accept(program, place)
+    distinct = Distinct()
+    for place, raw in source.lines():
+        program = None
+        with source.tolerating(report):
+            program = distinct.accept(_program(raw, place, report), place)
+        if program is not None:
+            yield program
+
+
+def _program(raw: bytes, place: Place, report: ReadingReport) -> Program:
+    kind = decode(_KIND, raw, place)
+    if kind.sub_requests is not UNSET:
+        return _from_session(decode(_SESSION, raw, place), place, report)
+    if kind.nodes is not UNSET:
+        return _from_dag(decode(_DAG, raw, place), place, report)
+    if kind.input_toks is not UNSET:
+        return _from_flat(decode(_FLAT, raw, place), place)
+    raise InputError(
+        f"{place}: the line has keys {quoted(sorted(top_level_keys(raw)))}: "
+        f"expected one of {', '.join(_KINDS)}"
+    )
 
 
 def _from_session(row: _Session, place: Place, report: ReadingReport) -> Program:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -17,12 +16,14 @@ from agentservesim.workload.formats._decode import (
     Tokens,
     decode,
     quoted,
-    top_level_keys,
 )
 from agentservesim.workload.formats._lines import Place
-from agentservesim.workload.formats._reading import Reading, index_of
+from agentservesim.workload.formats._reading import Distinct, index_of
+from agentservesim.workload.formats._source import Head, Source
 from agentservesim.workload.report import ReadingReport
 
+NAME = "native"
+LOOKS_LIKE = '{"program_id": …, "turns": […]}'
 REUSE_INFERRED = "reuse_tokens missing: the parent's whole prompt and kept output"
 
 
@@ -46,6 +47,7 @@ class _Turn(msgspec.Struct, forbid_unknown_fields=True):
     tools: list[_Tool] | None = None
     gap_s: Seconds | None = None
     pause_s: Seconds | None = None
+    delay_s: Seconds | None = None
 
 
 class _Program(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,27 +60,34 @@ class _Program(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_Program)
 
 
-def recognises(first_line: bytes) -> bool:
-    """Whether a file that begins with this line is in the native format."""
-    return not top_level_keys(first_line).isdisjoint({"program_id", "turns"})
+def recognises(head: Head) -> bool:
+    """Whether a file is in the native format."""
+    return not head.keys.isdisjoint({"program_id", "turns"})
 
 
-def read(path: Path, report: ReadingReport) -> Iterator[Program]:
+def read(source: Source, report: ReadingReport) -> Iterator[Program]:
     """Stream the programs of a native file, one line in memory at a time.
 
     Raises InputError naming file, line, field, value and expectation.
     """
-    reading = Reading(path, report)
-    for place, raw in reading.lines():
-        line = decode(_DECODER, raw, place)
-        program = Program(
-            program_id=line.program_id,
-            turns=_turns(line, place, report),
-            arrival_s=line.arrival_s,
-            prefix=tuple(PrefixGroup(group.id, group.tokens) for group in line.prefix or ()),
-        )
-        _check_prefix(program, place)
-        yield reading.accept(program, place)
+    distinct = Distinct()
+    for place, raw in source.lines():
+        program = None
+        with source.tolerating(report):
+            program = distinct.accept(_program(decode(_DECODER, raw, place), place, report), place)
+        if program is not None:
+            yield program
+
+
+def _program(line: _Program, place: Place, report: ReadingReport) -> Program:
+    program = Program(
+        program_id=line.program_id,
+        turns=_turns(line, place, report),
+        arrival_s=line.arrival_s,
+        prefix=tuple(PrefixGroup(group.id, group.tokens) for group in line.prefix or ()),
+    )
+    _check_prefix(program, place)
+    return program
 
 
 def _turns(line: _Program, place: Place, report: ReadingReport) -> tuple[Turn, ...]:
@@ -102,6 +111,7 @@ def _turns(line: _Program, place: Place, report: ReadingReport) -> tuple[Turn, .
                 tools=tuple(ToolCall(tool.name, tool.duration_s) for tool in turn.tools or ()),
                 gap_s=turn.gap_s,
                 pause_s=turn.pause_s or 0.0,
+                delay_s=turn.delay_s or 0.0,
             )
         )
     return tuple(turns)
