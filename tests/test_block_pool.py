@@ -446,12 +446,31 @@ def test_redate_changes_value_and_deadline_and_keeps_the_age() -> None:
     cache.parking.redate("a", 5.0, 0.0)
     cache.parking.redate("b", 6.0, 1.0)
     cache.take(2)
-    assert cache.events.pop() == ("reclaim", "a", 2)
+    assert cache.events == [("reclaim", "a", 2)]
     cache.parking.expire(5.5)
-    assert cache.events.pop() == ("expire", "c", 2)
+    assert cache.events[1:] == [("expire", "c", 2)]
     cache.parking.expire(6.5)
-    assert cache.events.pop() == ("expire", "b", 2)
-    assert not cache.events
+    assert cache.events[2:] == [("expire", "b", 2)]
+
+
+def test_the_earliest_deadline_is_known() -> None:
+    cache = Cache(6)
+    assert cache.parking.next_deadline_s() == math.inf
+    for name, deadline_s in [("a", 5.0), ("b", 3.0), ("c", math.inf)]:
+        cache.leave_parked(text(name), 2, deadline_s=deadline_s)
+    assert cache.parking.next_deadline_s() == 3.0
+    cache.parking.redate("b", 9.0, 0.0)
+    assert cache.parking.next_deadline_s() == 5.0
+    cache.parking.release("a")
+    assert cache.parking.next_deadline_s() == 9.0
+
+
+def test_entries_of_one_deadline_expire_in_the_order_of_their_parking() -> None:
+    cache = Cache(6)
+    for name in "bac":
+        cache.leave_parked(text(name), 2, deadline_s=5.0)
+    cache.parking.expire(6.0)
+    assert cache.events == [("expire", name, 2) for name in "bac"]
 
 
 def test_entries_expire_after_their_deadline_in_its_order() -> None:
@@ -705,7 +724,11 @@ class PoolMachine(RuleBasedStateMachine):
                 return
             pair.set_num_tokens(pair.real.num_tokens + 1)
         n = min(chunk, pair.real.num_tokens - pair.real.num_computed_tokens)
-        done = self.real.allocate_slots(pair.real, n)
+        if n == 1 and chunk % 2:
+            done = self.real.append_token(pair.real)
+            self.seen["append"] += 1
+        else:
+            done = self.real.allocate_slots(pair.real, n)
         assert done == self.naive.grow(pair.naive, n)
         pair.real.num_computed_tokens += n if done else 0
         self.seen["grow" if done else "grow refused"] += 1
@@ -765,6 +788,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.real.parking.redate(key, self.now_s + for_s, value)
         self.naive.redate(key, self.now_s + for_s, value)
         self.seen["redate"] += 1
+
+    @rule()
+    def next_deadline(self) -> None:
+        deadlines = [entry.deadline_s for entry in self.naive.entries.values()]
+        assert self.real.parking.next_deadline_s() == min(deadlines, default=math.inf)
 
     def _key(self, which: int) -> Hashable:
         return list(self.naive.entries)[which % len(self.naive.entries)]
@@ -851,7 +879,17 @@ def play(runs: int, steps: int, deterministic: bool) -> Counter[str]:
     return PoolMachine.seen
 
 
-RARE = ["reclaim", "takeover", "expire", "release", "evict", "refuse", "grow refused", "with duplicates"]
+RARE = [
+    "append",
+    "reclaim",
+    "takeover",
+    "expire",
+    "release",
+    "evict",
+    "refuse",
+    "grow refused",
+    "with duplicates",
+]
 
 
 def test_any_operations_in_any_order() -> None:

@@ -15,6 +15,7 @@ from helpers import chain, program, rows, run, setups, turn, workloads
 # --- a policy that looks for the future ------------------------------------------------------------------
 
 HOME_OF_VIEWS = "agentservesim.policies"
+AXES = ("retention", "scheduling", "admission", "routing")
 
 
 class Lookout:
@@ -172,10 +173,7 @@ def test_a_policy_finds_nothing_of_the_future(tmp_path, monkeypatch):
         tmp_path,
         programs,
         cluster={"kv_cache_tokens": 12_800, "instances": 2},
-        policies={
-            axis: f"{spies}:{axis.capitalize()}"
-            for axis in ("retention", "scheduling", "admission", "routing")
-        },
+        policies={axis: f"{spies}:{axis.capitalize()}" for axis in AXES},
     )
     assert result.complete and result.summary["preemptions"] > 0
     assert lookout.hooks == {
@@ -198,6 +196,47 @@ def test_the_lookout_sees_through_attributes_closures_and_containers():
         holder = Slotted()
         holder.inner = hide(4242)
         assert any(value in hidden for _, value in reachable((holder,)) if isinstance(value, int))
+
+
+CHAOS = """
+from zlib import crc32
+from agentservesim.policies.interface import Evict, Protect
+
+
+def number(*seen):
+    return crc32(repr(seen).encode())
+
+
+class Retention:
+    def on_call_complete(self, pcb, now_s, kv):
+        drawn = number(pcb, now_s, kv)
+        return [None, Evict(), Protect(now_s + drawn % 97 / 100), Protect(now_s + 0.3, drawn % 7)][drawn % 4]
+
+    def on_call_arrival(self, pcb, now_s, kv):
+        drawn = number(pcb, now_s, kv)
+        return Protect(now_s + drawn % 97 / 100) if pcb.kv_protected and drawn % 2 else None
+
+
+class Scheduling:
+    dynamic = True
+
+    def priority(self, pcb, now_s):
+        return number(pcb, now_s) % 100
+
+    def victim(self, candidates, now_s):
+        return number(candidates, now_s) % len(candidates)
+
+
+class Admission:
+    def admit(self, pcb, now_s, queue):
+        return number(pcb, now_s, queue) % 4 > 0
+
+
+class Routing:
+    def route(self, pcb, now_s, instances):
+        return number(pcb, now_s, list(instances)) % len(instances)
+"""
+"""Policies whose decisions hang on every digit they are shown: whatever leaks into a view changes the run."""
 
 
 # --- the future changed ----------------------------------------------------------------------------------
@@ -266,9 +305,18 @@ def past(result, at_s):
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), programs=workloads(), setup=setups(), lanes=st.sampled_from((None, None, 1, 2)))
-def test_another_future_leaves_the_past_as_it_was(tmp_path_factory, data, programs, setup, lanes):
+@given(
+    data=st.data(),
+    programs=workloads(),
+    setup=setups(),
+    lanes=st.sampled_from((None, None, 1, 2)),
+    chaotic=st.booleans(),
+)
+def test_another_future_leaves_the_past_as_it_was(tmp_path_factory, data, programs, setup, lanes, chaotic):
     folder = tmp_path_factory.mktemp("causal")
+    if chaotic:
+        (folder / "chaos.py").write_text(CHAOS, encoding="utf-8")
+        setup = {**setup, "policies": {axis: f"{folder}/chaos.py:{axis.capitalize()}" for axis in AXES}}
     programs = named(programs)
     if lanes:
         setup = {**setup, "workload": {"arrivals": {"process": "closed_loop", "lanes": lanes}}}

@@ -370,7 +370,8 @@ def test_a_workload_that_cannot_be_read(folder, invoke):
     assert_refused(
         invoke("run", "run.yaml", "--set", "workload.source=nowhere.jsonl"), "nowhere.jsonl", "no such file"
     )
-    assert_refused(invoke("run", "run.yaml", "--set", "workload.source=."), "directory")
+    (folder / "empty").mkdir()
+    assert_refused(invoke("run", "run.yaml", "--set", "workload.source=empty"), "empty", "no programs")
     assert_refused(invoke("run", "run.yaml", "--set", f"workload.source={'x' * 300}"), "x" * 300)
     assert_refused(
         invoke("run", "run.yaml", "--set", "workload.programs=3"), "workload.programs is 3", "2", "work.jsonl"

@@ -389,3 +389,21 @@ def test_a_call_as_large_as_the_pool_runs_beside_protected_ones(tmp_path):
     assert (summary["calls_completed"], summary["calls_refused"]) == (3, 1)
     assert summary["protected_reclaims"] >= 1 and summary["preemptions"] == 0
     assert summary["kv_utilization_max"] == 1
+
+
+def test_what_is_protected_for_a_call_placed_elsewhere_is_released_where_it_lies(tmp_path):
+    """Held until admission, without a deadline: on the other instance nobody would ever take it over."""
+    result = run(
+        tmp_path,
+        [chain("p", 3, first=200, gap_s=0.1)],
+        cluster={"instances": 2},
+        policies={"retention": "ttl:tau_s=50,until=admission", "routing": "round-robin"},
+    )
+    events = [(row["event"], row["turn_id"], row["instance"]) for row in rows(result, "decisions")]
+    assert events == [
+        ("protect", "t0", 0),
+        ("release", "t0", 0),
+        ("protect", "t1", 1),
+        ("release", "t1", 1),
+        ("protect", "t2", 0),
+    ]

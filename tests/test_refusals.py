@@ -142,6 +142,15 @@ class Nobody:
 class OnlyFirstCalls:
     def admit(self, pcb, now_s, queue):
         return pcb.turn_index == 0
+
+
+class Later:
+    def __init__(self):
+        self.asked = 0
+
+    def admit(self, pcb, now_s, queue):  # b's call only when it is asked about a second time
+        self.asked += pcb.program_id == "b"
+        return pcb.program_id != "b" or self.asked > 1
 """
 
 
@@ -161,6 +170,21 @@ def test_a_policy_that_admits_nobody_leaves_every_call_live_and_named(tmp_path, 
     assert (summary["programs"], summary["programs_live"]) == (2, 2)
     assert summary["jct_mean_s"] is None and summary["engine_steps"] == 0
     assert "2 calls were still live" in done.stderr
+
+
+def test_a_held_call_is_asked_again_when_a_call_completes(tmp_path, nobody):
+    """At the first completion of another program's call: not only once that program has ended."""
+    programs = [chain("a", 3, gap_s=0.5), chain("b", 1, arrival_s=0.001)]
+    calls = calls_by_name(run(tmp_path, programs, policies={"admission": f"{nobody}:Later"}))
+    assert calls["b/t0"]["scheduled_s"] == calls["a/t0"]["completed_s"]
+
+
+def test_a_held_call_is_asked_again_when_a_call_is_refused(tmp_path, nobody):
+    programs = [chain("b", 1), program("a", [turn(5000, 1)], arrival_s=1.0)]
+    result = run(
+        tmp_path, programs, cluster={"kv_cache_tokens": POOL}, policies={"admission": f"{nobody}:Later"}
+    )
+    assert calls_by_name(result)["b/t0"]["scheduled_s"] == 1.0
 
 
 def test_live_calls_are_named_in_the_tables(tmp_path, nobody):

@@ -118,11 +118,20 @@ def test_a_dag_forks_and_joins(tmp_path: Path) -> None:
     assert d.reuse_tokens == 100 and DELAY_INFERRED not in report.inferred
 
 
-def test_differing_delays_take_the_longest_and_are_counted(tmp_path: Path) -> None:
+def test_differing_delays_are_the_targets_own(tmp_path: Path) -> None:
     report = ReadingReport()
     row = dag([("a", "b", 2e9), ("a", "c", 5e9)], a={"tool": "map"}, b={}, c={})
     (program,) = read(tmp_path / "w", row, report=report)
-    assert program.turns[0].wait_s() == 5.0 and program.turns[0].tools == (ToolCall("map", 5.0),)
+    a, b, c = program.turns
+    assert (a.wait_s(), b.delay_s, c.delay_s) == (2.0, 0.0, 3.0) and a.tools == (ToolCall("map", 2.0),)
+    assert not report.inferred[DELAY_INFERRED]
+
+
+def test_a_join_whose_delays_cannot_all_hold_takes_the_longest(tmp_path: Path) -> None:
+    report = ReadingReport()
+    edges = [("a", "c", 1e9), ("a", "d", 4e9), ("b", "d", 2e9)]
+    (program,) = read(tmp_path / "w", dag(edges, a={}, b={}, c={}, d={}), report=report)
+    assert [turn.gap_s for turn in program.turns[:2]] == [1.0, 2.0] and program.turns[3].delay_s == 3.0
     assert report.inferred[DELAY_INFERRED] == 1
 
 

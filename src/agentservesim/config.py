@@ -100,15 +100,28 @@ class PoliciesConfig(_Section):
 class StepTimeConfig(_Section):
     """What gives a step its seconds.
 
+    tables: `path` is a folder with tp<N>/*.csv, operators measured with LLMServingSim's profiler.
     linear: seconds = base_s + per_prefill_token_s * prefill tokens + per_decode_s * decoding sequences
             + per_context_token_s * (tokens attended to by decoding sequences)
+    residual: what measured or tables misses of a real step. auto: the shipped one for this GPU, model, tp
+            and back end, if there is one; none; or a file, as calibrate writes it.
     """
 
-    backend: Literal["measured", "roofline", "linear"] = "measured"
+    backend: Literal["measured", "tables", "roofline", "linear"] = "measured"
+    path: str | None = None
+    residual: str = "auto"
     base_s: Annotated[float, Field(ge=0)] = 0.0
     per_prefill_token_s: Annotated[float, Field(ge=0)] = 0.0
     per_decode_s: Annotated[float, Field(ge=0)] = 0.0
     per_context_token_s: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _tables_folder(self) -> StepTimeConfig:
+        if (self.backend == "tables") != (self.path is not None):
+            raise ValueError(
+                "path, a folder with tp<N>/*.csv, is needed by backend tables and by no other"
+            )
+        return self
 
 
 class RunConfig(_Section):

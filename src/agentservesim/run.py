@@ -15,12 +15,12 @@ from agentservesim.engine.instance import Instance
 from agentservesim.engine.scheduler import Scheduler
 from agentservesim.errors import InputError
 from agentservesim.policies import registry
-from agentservesim.policies.admission.none import AdmitAll
 from agentservesim.policies.scheduling.fcfs import Fcfs
 from agentservesim.results.recorder import Recorder
 from agentservesim.results.summary import summarize
 from agentservesim.simulation import Policies, Simulation
-from agentservesim.step_time import build_step_time, kv_pool_tokens, model
+from agentservesim.step_time import StepTimeModel, build_step_time, kv_pool_tokens, model
+from agentservesim.validation.known_errors import expected_error
 from agentservesim.workload import load_programs
 from agentservesim.workload.arrivals import open_loop
 from agentservesim.workload.report import ReadingReport
@@ -54,18 +54,21 @@ def simulate(
     out_dir: Path | None = None,
     on_progress: Callable[[Simulation], None] | None = None,
     keep_tables: bool = True,
+    step_time: StepTimeModel | None = None,
 ) -> Result:
     """Run a config. With `out_dir`, config.yaml, summary.json and the Parquet tables are written there;
     else the tables are kept in memory, unless keep_tables is False.
 
-    `on_progress` is called after each instant of simulated time, and may call `interrupt`.
+    `on_progress` is called after each instant of simulated time, and may call `interrupt`. `step_time` takes
+    the place of the model that the config names.
 
     Raises InputError for a wrong config or workload, PolicyError for a policy that fails.
     """
     workload = load_programs(config.workload)
     arrivals = config.workload.arrivals
     policies = _policies(config)
-    instances = _instances(config, "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority")
+    policy: Literal["fcfs", "priority"] = "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority"
+    instances = _instances(config, policy, step_time or build_step_time(config))
     if out_dir is not None:
         _make_dir(out_dir)
     recorder = Recorder(out_dir, keep_tables)
@@ -85,6 +88,7 @@ def simulate(
         raise InputError(f"workload {config.workload.source}: no programs; expected at least one")
     summary = summarize(recorder, instances, simulation.clock.now_s, simulation.sim_wall_s)
     summary["interrupted"] = simulation.interrupted
+    summary["step_time"]["expected_error"] = expected_error(config, summary["step_time"]["backend"]).as_dict()
     tables = recorder.close()
     if out_dir is None:
         return Result(config, summary, workload.report, tables)
@@ -93,9 +97,10 @@ def simulate(
     return Result(config, summary, workload.report)
 
 
-def _instances(config: RunConfig, policy: Literal["fcfs", "priority"]) -> list[Instance]:
+def _instances(
+    config: RunConfig, policy: Literal["fcfs", "priority"], step_time: StepTimeModel
+) -> list[Instance]:
     engine = config.engine
-    step_time = build_step_time(config)
     options: dict[str, Any] = {
         "num_blocks": kv_pool_tokens(config.cluster, engine).num_blocks,
         "block_size": engine.block_size,
@@ -118,8 +123,6 @@ def _instances(config: RunConfig, policy: Literal["fcfs", "priority"]) -> list[I
 
 def _policies(config: RunConfig) -> Policies:
     chosen = {axis: registry.build(axis, getattr(config.policies, axis)) for axis in registry.AXES}
-    if isinstance(chosen["admission"], AdmitAll):
-        chosen["admission"] = None
     return Policies(**chosen)
 
 

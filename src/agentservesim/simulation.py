@@ -34,9 +34,9 @@ class Event(IntEnum):
 
 
 class Policies:
-    """One fresh policy object on each axis; `admission` may be None."""
+    """One fresh policy object on each axis."""
 
-    def __init__(self, retention: Any, scheduling: Any, admission: Any | None, routing: Any) -> None:
+    def __init__(self, retention: Any, scheduling: Any, admission: Any, routing: Any) -> None:
         self.retention = retention
         self.scheduling = scheduling
         self.admission = admission

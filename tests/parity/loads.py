@@ -42,6 +42,7 @@ class Engine(msgspec.Struct, frozen=True):
     watermark: float
     scheduler_reserve_full_isl: bool
     enable_prefix_caching: bool
+    async_scheduling: bool
 
     def capacity(self) -> int:
         """The longest sequence the pool holds; block 0 is vLLM's null block."""
@@ -72,7 +73,7 @@ class Load(msgspec.Struct, frozen=True):
     same_arrival: bool  # calls submitted before one step carry one arrival time, and not each its own
 
 
-def make_engine(rng: random.Random) -> Engine:
+def make_engine(rng: random.Random, async_scheduling: bool) -> Engine:
     block_size = rng.choice([16, 16, 32])
     num_blocks = rng.choice([40, 60, 60, 120, 120, 240, 800])
     capacity = (num_blocks - 1) * block_size
@@ -89,13 +90,14 @@ def make_engine(rng: random.Random) -> Engine:
         watermark=rng.choice([0.0, 0.0, 0.01, 0.05]),
         scheduler_reserve_full_isl=rng.random() < 0.75,
         enable_prefix_caching=rng.random() < 0.9,
+        async_scheduling=async_scheduling,
     )
 
 
-def make_load(seed: int, calls: int = 70) -> Load:
+def make_load(seed: int, calls: int = 70, async_scheduling: bool = False) -> Load:
     """The load of a seed. Every request of it is one that vLLM can serve to its end."""
     rng = random.Random(seed)
-    engine = make_engine(rng)
+    engine = make_engine(rng, async_scheduling)
     longest = min(engine.max_model_len, engine.capacity())
     texts = iter(range(1, 10_000))
     # Sizes follow the pool, so that a handful of running requests fill it.

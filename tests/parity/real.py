@@ -1,9 +1,12 @@
-"""Serves a load with vLLM's own Scheduler, without a model, and records what it does."""
+"""Serves a load with vLLM's own schedulers and engine loop, without a model, and records what they do."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,14 +14,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+import msgspec
 import torch
 import vllm
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -44,19 +50,130 @@ MODEL = {
 }
 
 
-class OrderedScheduler(Scheduler):
-    """vLLM's scheduler; its output names the preempted as a set, and the order matters here."""
+class _Recorded:
+    """Writes down what a scheduler of vLLM does, one Step for each schedule().
+
+    Its output names the preempted as a set, and the order matters here. What finishes before the next
+    schedule() belongs to the Step of the last one.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.preempted: list[str] = []
+        self.steps: list[Step] = []
+        self.submitted = 0
+        self.preempted: list[int] = []
+        self.finished: list[int] = []
+
+    def add_request(self, request):
+        self.submitted += 1
+        super().add_request(request)
+
+    def schedule(self, *args, **kwargs):
+        running = {request.request_id for request in self.running}
+        self.preempted = []
+        output = super().schedule(*args, **kwargs)
+        assert set(self.preempted) == {number_of(request) for request in output.preempted_req_ids or ()}
+        batch = output.num_scheduled_tokens
+        self.steps.append(
+            Step(
+                submitted=self.submitted,
+                batch=tuple((number_of(request), tokens) for request, tokens in batch.items()),
+                preempted=tuple(self.preempted),
+                hits=tuple(
+                    (number_of(request), self.requests[request].num_computed_tokens - tokens)
+                    for request, tokens in batch.items()
+                    if request not in running
+                ),
+                free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+                finished=(),
+            )
+        )
+        return output
+
+    def update_from_output(self, *args, **kwargs):
+        self.finished = []
+        outputs = super().update_from_output(*args, **kwargs)
+        last = self.steps[-1]
+        self.steps[-1] = msgspec.structs.replace(last, finished=(*last.finished, *self.finished))
+        return outputs
 
     def _preempt_request(self, request, *args, **kwargs):
-        self.preempted.append(request.request_id)
+        self.preempted.append(number_of(request.request_id))
         return super()._preempt_request(request, *args, **kwargs)
 
+    def _free_request(self, request, *args, **kwargs):
+        self.finished.append(number_of(request.request_id))
+        return super()._free_request(request, *args, **kwargs)
 
-def make_scheduler(engine: Engine) -> OrderedScheduler:
+
+class RecordedScheduler(_Recorded, Scheduler):
+    """vLLM's scheduler."""
+
+
+class RecordedAsyncScheduler(_Recorded, AsyncScheduler):
+    """vLLM's scheduler for asynchronous scheduling."""
+
+
+class Executor:
+    """Stands for the model: gives the tokens that are known in advance, when vLLM asks for them."""
+
+    def __init__(self, scheduler: _Recorded) -> None:
+        self.texts: list[int] = []  # of each request, what it is going to say
+        self._scheduler = scheduler
+        self._tokens: ModelRunnerOutput | None = None
+
+    def execute_model(self, output: SchedulerOutput, non_block: bool) -> Future:
+        self._tokens = self._sample(output)
+        return _done(None if output.num_scheduled_tokens else self._tokens)
+
+    def sample_tokens(self, grammar: None, non_block: bool = False) -> Future | ModelRunnerOutput | None:
+        tokens, self._tokens = self._tokens, None
+        return _done(tokens) if non_block else tokens
+
+    def _sample(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """A token for each request whose whole sequence is computed by this step."""
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            request = self._scheduler.requests[name]
+            at = request.num_computed_tokens - request.num_prompt_tokens
+            text = self.texts[number_of(name)]
+            sampled.append([] if request.is_prefill_chunk else tokens_of(((text, at, at + 1),)))
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+
+def _done(result: ModelRunnerOutput | None) -> Future:
+    future: Future = Future()
+    future.set_result(result)
+    return future
+
+
+class Core(EngineCore):
+    """vLLM's engine loop: its `step` and `step_with_batch_queue` run as they are; nothing else is used."""
+
+    def __init__(self, scheduler: _Recorded) -> None:
+        self.scheduler = scheduler
+        self.model_executor = Executor(scheduler)
+        self.vllm_config = scheduler.vllm_config
+        self.batch_queue_size = self.vllm_config.max_concurrent_batches
+        self.batch_queue = deque(maxlen=self.batch_queue_size) if self.batch_queue_size > 1 else None
+        self.step_fn = self.step if self.batch_queue is None else self.step_with_batch_queue
+        self.aborts_queue = queue.Queue()
+        self.is_mm_encoder_only = self.is_pooling_model = self.log_stats = False
+        self._weight_version = None
+
+    def busy(self) -> bool:
+        return self.scheduler.has_requests() or bool(self.batch_queue)
+
+
+def make_scheduler(engine: Engine) -> _Recorded:
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(
@@ -81,11 +198,14 @@ def make_scheduler(engine: Engine) -> OrderedScheduler:
             long_prefill_token_threshold=engine.long_prefill_token_threshold,
             watermark=engine.watermark,
             scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+            async_scheduling=engine.async_scheduling,
         ),
     )
     cache.num_gpu_blocks = engine.num_blocks
+    config.scheduler_config.async_scheduling = engine.async_scheduling  # vLLM turns it off on a CPU
     layer = FullAttentionSpec(block_size=engine.block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
-    scheduler = OrderedScheduler(
+    scheduler_class = RecordedAsyncScheduler if engine.async_scheduling else RecordedScheduler
+    scheduler = scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=engine.num_blocks,
@@ -106,6 +226,8 @@ def make_scheduler(engine: Engine) -> OrderedScheduler:
     assert got.max_num_batched_tokens == scheduler.max_num_scheduled_tokens == engine.max_num_batched_tokens
     assert got.long_prefill_token_threshold == engine.long_prefill_token_threshold
     assert not got.long_prefill_token_threshold_adaptive
+    assert issubclass(scheduler_class, got.get_scheduler_cls())
+    assert config.max_concurrent_batches == (2 if engine.async_scheduling else 1)
     return scheduler
 
 
@@ -113,6 +235,7 @@ def run(load: Load, seed: int = -1, max_steps: int = 100_000) -> Trial:
     """Serve `load` to its end with vLLM."""
     engine = load.engine
     scheduler = make_scheduler(engine)
+    core = Core(scheduler)
     hash_function = get_hash_fn_by_name(HASH)
     init_none_hash(hash_function)
     hasher = get_request_block_hasher(engine.block_size, hash_function)
@@ -124,11 +247,14 @@ def run(load: Load, seed: int = -1, max_steps: int = 100_000) -> Trial:
             following.setdefault(call.after, []).append(i)
     submitted: list[int] = []  # request number -> call
     submissions: list[Submission] = []
-    steps: list[Step] = []
-    now = empty = 0
-    while due or scheduler.get_num_unfinished_requests():
+    steps = scheduler.steps
+    now = 0
+    while due or core.busy():
         assert len(steps) < max_steps, "the load does not end"
-        if not scheduler.get_num_unfinished_requests():
+        # A step may be empty: nobody is left, every last token is in flight, or the first running request
+        # makes way for itself.
+        assert len(steps) < 5 or any(step.batch for step in steps[-5:]), "nothing is scheduled"
+        if not core.busy():
             now = max(now, min(due.values()))  # idle until the next submission
         for i in sorted(i for i, at in due.items() if at <= now):
             del due[i]
@@ -149,56 +275,13 @@ def run(load: Load, seed: int = -1, max_steps: int = 100_000) -> Trial:
                 Submission(call.prompt, call.output, call.max_tokens, call.priority, arrival_s)
             )
             submitted.append(i)
+            core.model_executor.texts.append(call.output)
 
-        running = {request.request_id for request in scheduler.running}
-        output = scheduler.schedule()
-        free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        batch = output.num_scheduled_tokens
-        # A step may be empty: the first running request can be the one that makes way for itself.
-        empty = 0 if batch else empty + 1
-        assert empty < 5, "nothing is scheduled though requests wait"
-        assert set(scheduler.preempted) == set(output.preempted_req_ids or ())
-        admitted = {
-            request: scheduler.requests[request].num_computed_tokens - tokens
-            for request, tokens in batch.items()
-            if request not in running
-        }
-        scheduler.update_from_output(
-            output, _sample(output, scheduler, [load.calls[i].output for i in submitted])
-        )
-        finished = [request for request in batch if request not in scheduler.requests]
-        steps.append(
-            Step(
-                submitted=len(submitted),
-                batch=tuple((number_of(request), tokens) for request, tokens in batch.items()),
-                preempted=tuple(number_of(request) for request in scheduler.preempted),
-                hits=tuple((number_of(request), hit) for request, hit in admitted.items()),
-                free_blocks=free_blocks,
-                finished=tuple(number_of(request) for request in finished),
-            )
-        )
-        scheduler.preempted.clear()
-        now += 1
-        for request in finished:
-            for i in following.pop(submitted[number_of(request)], ()):
+        scheduled = len(steps)
+        scheduler.finished = []
+        core.step_fn()
+        now += len(steps) - scheduled
+        for request in scheduler.finished:
+            for i in following.pop(submitted[request], ()):
                 due[i] = now - 1 + load.calls[i].gap
     return Trial(seed, engine, tuple(submissions), tuple(steps))
-
-
-def _sample(output: SchedulerOutput, scheduler: Scheduler, texts: list[int]) -> ModelRunnerOutput:
-    """A token for each request whose whole sequence is computed by this step, as a model would give."""
-    requests = list(output.num_scheduled_tokens)
-    sampled = []
-    for name in requests:
-        request = scheduler.requests[name]
-        at = request.num_output_tokens
-        text = texts[number_of(name)]
-        sampled.append([] if request.is_prefill_chunk else tokens_of(((text, at, at + 1),)))
-    return ModelRunnerOutput(
-        req_ids=requests,
-        req_id_to_index={name: at for at, name in enumerate(requests)},
-        sampled_token_ids=sampled,
-        logprobs=None,
-        prompt_logprobs_dict={},
-        pooler_output=[],
-    )

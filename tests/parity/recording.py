@@ -10,7 +10,7 @@ import msgspec
 
 from .loads import Engine, Span
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Submission(msgspec.Struct, array_like=True, frozen=True):
@@ -24,14 +24,18 @@ class Submission(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
-    """One step: what was submitted before it, what schedule() decided, what finished after it."""
+    """One schedule(): what was submitted before it, what it decided, what finished before the next one.
+
+    Synchronous scheduling runs and updates each step before it schedules the next. Asynchronous scheduling
+    schedules the next one first, so what finishes after a step was, as a rule, in the step before.
+    """
 
     submitted: int  # the number of requests submitted in all, up to this step
     batch: tuple[tuple[int, int], ...]  # (request, tokens) in batch order
     preempted: tuple[int, ...]  # in order
     hits: tuple[tuple[int, int], ...]  # (request, hit tokens) of each admitted in this step, in order
     free_blocks: int  # after schedule()
-    finished: tuple[int, ...]  # in batch order
+    finished: tuple[int, ...]  # in the order in which they were freed
 
 
 class Trial(msgspec.Struct, frozen=True):

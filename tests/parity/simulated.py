@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
 
+from agentservesim.engine.async_scheduler import AsyncScheduler
 from agentservesim.engine.content import Content, Line, Span
 from agentservesim.engine.request import Request
-from agentservesim.engine.scheduler import Scheduler
+from agentservesim.engine.scheduler import Scheduler, SchedulerOutput
 
-from .loads import length_of, tokens_of
+from .loads import Engine, length_of, tokens_of
 from .recording import Step, Submission, Trial, number_of, request_id
 
 
@@ -89,10 +91,10 @@ def _joined(spans: list[Span]) -> tuple[Span, ...]:
 def requests_of(trial: Trial) -> list[Request]:
     """A fresh Request for each submission of a trial."""
     interner = Interner(trial.engine.block_size)
-    return [_request(number, made, interner) for number, made in enumerate(trial.submissions)]
+    return [make_request(number, made, interner) for number, made in enumerate(trial.submissions)]
 
 
-def _request(number: int, made: Submission, interner: Interner) -> Request:
+def make_request(number: int, made: Submission, interner: Interner) -> Request:
     return Request(
         request_id=request_id(number),
         content=interner.content(tokens_of((*made.prompt, (made.output, 0, made.max_tokens)))),
@@ -103,20 +105,34 @@ def _request(number: int, made: Submission, interner: Interner) -> Request:
     )
 
 
-def run(trial: Trial, scheduler_class: type[Scheduler] = Scheduler) -> Iterator[Step]:
-    """The engine's own steps, one for each step of `trial`, given the trial's submissions."""
+def make_scheduler(engine: Engine) -> Scheduler:
+    options = msgspec.structs.asdict(engine)
+    return AsyncScheduler(**options) if options.pop("async_scheduling") else Scheduler(**options)
+
+
+def run(trial: Trial) -> Iterator[Step]:
+    """The engine's own steps, one for each step of `trial`, given the trial's submissions.
+
+    Steps wait in a queue, of one or, under asynchronous scheduling, two: the oldest is updated when the
+    queue is full, or when there is nobody left to schedule.
+    """
     requests = requests_of(trial)
-    scheduler = scheduler_class(**msgspec.structs.asdict(trial.engine))
+    scheduler = make_scheduler(trial.engine)
+    queue_size = 2 if trial.engine.async_scheduling else 1
+    queue: deque[SchedulerOutput] = deque()
     submitted = 0
     for at, recorded in enumerate(trial.steps):
         for request in requests[submitted : recorded.submitted]:
             scheduler.add_request(request)
         submitted = recorded.submitted
         output = scheduler.schedule(at * 0.01)
+        queue.append(output)
         free_blocks = scheduler.block_pool.num_free_blocks
         batch = _numbered(output.num_scheduled_tokens.items())
         hits = _numbered((request, request.num_hit_tokens) for request in output.admitted)
-        finished = scheduler.update_from_output(output)
+        finished: list[Request] = []
+        if len(queue) == queue_size or not (batch or scheduler.running or scheduler.waiting):
+            finished = scheduler.update_from_output(queue.popleft())
         yield Step(
             submitted=submitted,
             batch=batch,

@@ -1,4 +1,4 @@
-"""The engine against vLLM's own scheduler, step by step, on random loads. Needs vllm: `make test-vllm`."""
+"""The engine against vLLM's own schedulers, step by step, on random loads. Needs vllm: `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ FIRST_SEED = int(os.environ.get("AGENTSERVESIM_PARITY_SEED", "0"))
 
 
 @pytest.mark.vllm
-def test_every_step_equals_vllm(capsys):
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_every_step_equals_vllm(async_scheduling, capsys):
     from . import real
 
     assert real.VERSION == SEMANTICS
     totals: Counter[str] = Counter()
     seed = FIRST_SEED
     while totals["steps"] < STEPS:
-        trial = real.run(make_load(seed), seed)
+        trial = real.run(make_load(seed, async_scheduling=async_scheduling), seed)
         difference = first_difference(trial, simulated.run(trial))
         assert difference is None, difference
         seed += 1
@@ -34,7 +35,9 @@ def test_every_step_equals_vllm(capsys):
         totals["preemptions"] += trial.preemptions()
         totals["hit tokens"] += trial.hit_tokens()
     with capsys.disabled():
-        print(f"\nvLLM {real.VERSION}, seeds {FIRST_SEED} to {seed - 1}, 0 differences:", dict(totals))
+        mode = "asynchronous" if async_scheduling else "synchronous"
+        seeds = f"seeds {FIRST_SEED} to {seed - 1}"
+        print(f"\nvLLM {real.VERSION}, {mode} scheduling, {seeds}, 0 differences:", dict(totals))
     assert totals["preemptions"] >= STEPS // 100
     assert totals["hit tokens"] > 0
     assert totals["fcfs trials"] > 0

@@ -6,33 +6,22 @@ import pytest
 
 from .compare import first_difference
 from .mutation import Edit, Mutation, broken
+from .recording import Trial
 from .test_recordings import all_trials
 
 _HASH_AT_SCHEDULE = "min(num_computed + num_new_tokens, request.num_tokens) // self.block_size"
+_DECODE_FILLS_BLOCK = "elif in_block == self.block_size - 1 and num_computed < request.num_tokens:\n"
 _NO_TOKEN_YET = "            if request.num_computed_tokens < request.num_tokens:\n"
 _HASH_AFTER_THE_STEP = """\
             full = request.num_computed_tokens // self.kv_cache.block_size
             self.block_pool.cache_full_blocks(request.table, request.content, full)
 """
-_SELF_PREEMPTED = """\
-                if victim is request:
-                    return budget
-            scheduled[request] = num_new_tokens
-            budget -= num_new_tokens
-            index += 1
-"""
-_SELF_PREEMPTED_0_33 = """\
-                if victim is request:
-                    break
-            else:
-                scheduled[request] = num_new_tokens
-                budget -= num_new_tokens
-                index += 1
-"""
+_GOES_ON = "self.goes_on_after_own_preemption = True"
 _WAITING_LOOP = "        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:\n"
 _HEAD_FAILS = """\
             ):
-                return
+                refused = True
+                break
             self.waiting.pop()
 """
 _HEAD_IS_SKIPPED = """\
@@ -41,16 +30,11 @@ _HEAD_IS_SKIPPED = """\
                 continue
             self.waiting.pop()
 """
-_END_OF_WAITING = """\
-            budget -= num_new_tokens
-
-    def _admit"""
+_AFTER_WAITING = "        full = len(self.running) >= self.max_num_seqs\n"
 _SKIPPED_GO_BACK = """\
-            budget -= num_new_tokens
         for request in reversed(skipped):
             self.waiting.prepend(request)
-
-    def _admit"""
+"""
 _TO_THE_TAIL = """\
         run.older, run.newer = last, self._queue
         last.newer = self._queue.older = run
@@ -115,7 +99,7 @@ MUTATIONS = {
     ),
     "loop_goes_on_after_self_preemption": _mutation(
         "a request that preempts itself ends the running loop (vLLM 0.33: it goes on)",
-        ("scheduler", _SELF_PREEMPTED, _SELF_PREEMPTED_0_33),
+        ("scheduler", 'self.goes_on_after_own_preemption = semantics == "vllm-0.33"', _GOES_ON),
     ),
     # Preemption.
     "preempted_to_the_back": _mutation(
@@ -139,7 +123,7 @@ MUTATIONS = {
         "a waiting head that does not fit blocks those behind it",
         ("scheduler", _WAITING_LOOP, "        skipped = []\n" + _WAITING_LOOP),
         ("scheduler", _HEAD_FAILS, _HEAD_IS_SKIPPED),
-        ("scheduler", _END_OF_WAITING, _SKIPPED_GO_BACK),
+        ("scheduler", _AFTER_WAITING, _SKIPPED_GO_BACK + _AFTER_WAITING),
     ),
     "one_running_too_many": _mutation(
         "at most max_num_seqs requests run",
@@ -217,6 +201,7 @@ MUTATIONS = {
     "hashed_after_the_step": _mutation(
         "a block is hashed at schedule time",
         ("kv_cache", _HASH_AT_SCHEDULE, "num_computed // self.block_size"),
+        ("kv_cache", _DECODE_FILLS_BLOCK, "elif False:\n"),
         ("scheduler", _NO_TOKEN_YET, _HASH_AFTER_THE_STEP + _NO_TOKEN_YET),
     ),
     "prompt_blocks_only_hashed": _mutation(
@@ -226,6 +211,7 @@ MUTATIONS = {
             _HASH_AT_SCHEDULE,
             "min(num_computed + num_new_tokens, request.num_prompt_tokens) // self.block_size",
         ),
+        ("kv_cache", _DECODE_FILLS_BLOCK, "elif False:\n"),
     ),
     "duplicates_forgotten": _mutation(
         "a block with the hash of an evicted one takes its place in the cache",
@@ -267,7 +253,112 @@ MUTATIONS = {
     ),
     "max_model_len_does_not_stop": _mutation(
         "a request ends at max_model_len",
-        ("scheduler", " or request.num_tokens >= self.max_model_len:", ":"),
+        ("scheduler", " or request.num_tokens >= max_model_len:", ":"),
+    ),
+}
+
+
+_LAST_TOKEN_RULE = """\
+            if placeholders and self._last_token_in_flight(request):
+                index += 1
+"""
+_SLOTS_TAKEN = "len(self.running) < self.max_num_seqs:\n"
+_SLOTS_TAKEN_BUT_FOR_LAST_TOKENS = """\
+len(
+            [r for r in self.running if not (r.num_output_placeholders and self._last_token_in_flight(r))]
+        ) < self.max_num_seqs:
+"""
+_HASH_AT_UPDATE = """\
+        if not stale:
+            known ="""
+_FREE_FINISHED = """\
+        for request in finished:
+            self.on_finished(request)
+"""
+_FREE_FINISHED_LATE = """\
+        for request in self.__dict__.pop("late", ()):
+            self.on_finished(request)
+        self.late = finished
+"""
+
+ASYNC_MUTATIONS = {
+    "token_in_flight_not_counted": _mutation(
+        "the next token of a request can be scheduled while the one before is in flight",
+        (
+            "scheduler",
+            "request.num_tokens + placeholders - num_computed",
+            "request.num_tokens - num_computed",
+        ),
+    ),
+    "last_token_rule_dropped": _mutation(
+        "a request whose last token is in flight is not scheduled again",
+        ("scheduler", "if placeholders and self._last_token_in_flight(request):", "if False:"),
+    ),
+    "last_token_rule_too_soon": _mutation(
+        "a request is scheduled until its last token is in flight",
+        ("scheduler", "request.num_computed_tokens + 2 -", "request.num_computed_tokens + 3 -"),
+    ),
+    "last_token_at_max_model_len": _mutation(
+        "a request whose token in flight brings it to max_model_len is not scheduled again",
+        ("scheduler", "                and num_computed + 1 < max_model_len\n", ""),
+        ("scheduler", "budget, max_model_len - num_computed - 1)", "budget)"),
+    ),
+    "slot_given_back_early": _mutation(
+        "a request whose last token is in flight takes one of max_num_seqs",
+        ("scheduler", _WAITING_LOOP, _WAITING_LOOP.replace(_SLOTS_TAKEN, _SLOTS_TAKEN_BUT_FOR_LAST_TOKENS)),
+    ),
+    "blocks_freed_early": _mutation(
+        "a request whose last token is in flight keeps its blocks",
+        ("scheduler", _LAST_TOKEN_RULE, _LAST_TOKEN_RULE + "                self.kv_cache.free(request)\n"),
+    ),
+    "blocks_freed_late": _mutation(
+        "a finished request frees its blocks when its step is updated",
+        ("async_scheduler", _FREE_FINISHED, _FREE_FINISHED_LATE),
+    ),
+    "token_in_flight_hashed": _mutation(
+        "a block is hashed at schedule time only up to the tokens that are known by then",
+        ("kv_cache", _HASH_AT_SCHEDULE, "(num_computed + num_new_tokens) // self.block_size"),
+        ("kv_cache", _DECODE_FILLS_BLOCK, "elif in_block == self.block_size - 1:\n"),
+    ),
+    "not_hashed_at_the_next_schedule": _mutation(
+        "a block whose last token was in flight is hashed by the next schedule",
+        ("kv_cache", "if num_computed == request.num_tokens:", "if False:"),
+    ),
+    "not_hashed_at_update": _mutation(
+        "a block is hashed at update, too, up to the tokens that have been delivered",
+        ("async_scheduler", _HASH_AT_UPDATE, _HASH_AT_UPDATE.replace("not stale", "False")),
+    ),
+    "hashed_at_update_with_the_token_in_flight": _mutation(
+        "a token in flight is not hashed at update",
+        (
+            "async_scheduler",
+            "request.num_computed_tokens - request.num_output_placeholders",
+            "request.num_computed_tokens",
+        ),
+    ),
+    "stale_token_dropped": _mutation(
+        "the token in flight of a preempted request is delivered",
+        (
+            "async_scheduler",
+            "if request in output.sampled and",
+            "if not stale and request in output.sampled and",
+        ),
+    ),
+    "stale_token_counts_twice": _mutation(
+        "the token in flight of a preempted request is none of its placeholders",
+        ("async_scheduler", "request.num_stale_tokens = request.num_in_flight_tokens", "pass"),
+    ),
+    "stale_for_ever": _mutation(
+        "only tokens that were in flight at the preemption are stale",
+        ("async_scheduler", "request.num_stale_tokens -= num_new_tokens", "pass"),
+    ),
+    "placeholders_survive_preemption": _mutation(
+        "a preempted request starts over without placeholders",
+        ("async_scheduler", "request.num_output_placeholders = 0", "pass"),
+    ),
+    "finished_while_waiting_stays": _mutation(
+        "a preempted request whose token in flight was its last leaves the waiting queue",
+        ("async_scheduler", "self.waiting.remove(request)", "pass"),
     ),
 }
 
@@ -280,8 +371,17 @@ def test_an_unbroken_engine_shows_nothing():
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_shows(name):
-    with broken(MUTATIONS[name]) as simulated:
-        for trial in all_trials():
+    _must_show(MUTATIONS[name], all_trials(async_scheduling=False))
+
+
+@pytest.mark.parametrize("name", ASYNC_MUTATIONS)
+def test_a_broken_rule_of_asynchronous_scheduling_shows(name):
+    _must_show(ASYNC_MUTATIONS[name], all_trials(async_scheduling=True))
+
+
+def _must_show(mutation: Mutation, trials: list[Trial]) -> None:
+    with broken(mutation) as simulated:
+        for trial in trials:
             try:
                 difference = first_difference(trial, simulated.run(trial))
             except (AssertionError, ValueError) as error:
@@ -289,4 +389,4 @@ def test_a_broken_rule_shows(name):
             if difference is not None:
                 print(difference)
                 return
-    pytest.fail(f"no recording shows that {MUTATIONS[name].rule}")
+    pytest.fail(f"no recording shows that {mutation.rule}")

@@ -1,4 +1,4 @@
-"""The engine against recordings of vLLM's own scheduler, step by step. vLLM itself is not needed."""
+"""The engine against recordings of vLLM's own schedulers, step by step. vLLM itself is not needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def trials_of(path: Path) -> tuple[recording.Trial, ...]:
     return tuple(recording.read(path)[1])
 
 
-def all_trials() -> list[recording.Trial]:
-    return [trial for path in PATHS for trial in trials_of(path)]
+def all_trials(async_scheduling: bool | None = None) -> list[recording.Trial]:
+    """All recorded trials, or those of one kind of scheduling."""
+    trials = [trial for path in PATHS for trial in trials_of(path)]
+    return [trial for trial in trials if async_scheduling in (None, trial.engine.async_scheduling)]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.removesuffix(".jsonl.gz"))
@@ -35,8 +37,9 @@ def test_recordings_are_of_the_pinned_version():
     assert {recording.read(path)[0].vllm for path in PATHS} == {"0.32.0"}
 
 
-def test_recordings_exercise_the_rules():
-    trials = all_trials()
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_recordings_exercise_the_rules(async_scheduling):
+    trials = all_trials(async_scheduling)
     assert sum(len(trial.steps) for trial in trials) >= 5_000
     for policy in ("fcfs", "priority"):
         under = [trial for trial in trials if trial.engine.policy == policy]

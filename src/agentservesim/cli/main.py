@@ -27,11 +27,22 @@ trace_app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 
 Config = Annotated[
-    str, typer.Argument(help="A config file, or a bundled one such as examples/rtx-pro-6000-70b-tp2.")
+    str,
+    typer.Argument(
+        help="A config file, a bundled one such as examples/rtx-pro-6000-70b-tp2, or a trace: a file, a "
+        "folder such as ~/.claude/projects, a glob, or - for stdin."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=v", help="Override one config key; may be repeated."),
+]
+Lenient = Annotated[
+    bool, typer.Option("--lenient", help="Skip and count malformed lines of a trace instead of stopping.")
+]
+MaxPause = Annotated[
+    float | None,
+    typer.Option("--max-pause", metavar="SECONDS", min=0, help="Cut people's pauses in a trace to this."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
@@ -52,16 +63,20 @@ def run(
         Path | None,
         typer.Option(help="Folder for config.yaml, summary.json, programs, calls and decisions.parquet."),
     ] = None,
+    lenient: Lenient = False,
+    max_pause: MaxPause = None,
     json_output: Json = False,
 ) -> None:
-    """Simulate one config and show what happened.
+    """Simulate one config, or a trace with a default config, and show what happened.
 
     Exit code 3 if calls were refused or lost; they are counted and named.
     """
+    from agentservesim.cli.configs import trace_settings
     from agentservesim.cli.run import run_command
 
     policies = {"retention": retention, "scheduling": scheduling, "admission": admission, "routing": routing}
-    raise typer.Exit(run_command(config, overrides or [], policies, out, json_output))
+    settings = [*(overrides or []), *trace_settings(lenient, max_pause)]
+    raise typer.Exit(run_command(config, settings, policies, out, json_output))
 
 
 @app.command()
@@ -74,13 +89,38 @@ def compare(
     scheduling: Annotated[str | None, typer.Option(help="Comma-separated policies: fcfs,plas")] = None,
     admission: Annotated[str | None, typer.Option(help="Comma-separated policies: none,program-cap")] = None,
     routing: Annotated[str | None, typer.Option(help="Comma-separated policies.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Seeds each, the same for all; differences then get an interval.")
+    ] = 1,
     json_output: Json = False,
 ) -> None:
     """Run one config under every combination of policies, in one table. The first is the baseline."""
     from agentservesim.cli.compare import compare_command
 
     policies = {"retention": retention, "scheduling": scheduling, "admission": admission, "routing": routing}
-    raise typer.Exit(compare_command(config, overrides or [], policies, json_output))
+    raise typer.Exit(compare_command(config, overrides or [], policies, json_output, seeds))
+
+
+@app.command()
+def validate(
+    config: Config,
+    real: Annotated[
+        Path, typer.Option(help="The real run: requests.jsonl of a vLLM benchmark, or per-call records.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report.html, paired.parquet, paired.csv and validation.json."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Simulate a config and compare it with a real run of the same workload, call by call.
+
+    Exit code 3 if calls of one side have no partner; they are counted and named.
+    """
+    from agentservesim.cli.validate import validate_command
+
+    raise typer.Exit(validate_command(config, real, overrides or [], out, json_output))
 
 
 @app.command()
@@ -102,31 +142,36 @@ def doctor(json_output: Json = False) -> None:
 @trace_app.command("inspect")
 def trace_inspect(
     files: Annotated[
-        list[str], typer.Argument(help="Trace files, or bundled workloads such as examples/swebench-like.")
+        list[str],
+        typer.Argument(help="Trace files, folders, globs, -, or bundled workloads (examples/swebench-like)."),
     ],
     format_name: Annotated[
         str | None, typer.Option("--format", help="Format, if not to be recognised.")
     ] = None,
+    lenient: Lenient = False,
+    max_pause: MaxPause = None,
     json_output: Json = False,
 ) -> None:
     """Say what a workload holds: turns, tokens, reuse, tools and gaps."""
     from agentservesim.cli.trace import inspect_command
 
-    inspect_command(files, format_name, json_output)
+    inspect_command(files, format_name, lenient, max_pause, json_output)
 
 
 @trace_app.command("convert")
 def trace_convert(
-    files: Annotated[list[str], typer.Argument(help="Trace files, or bundled workloads.")],
+    files: Annotated[list[str], typer.Argument(help="Trace files, folders, globs, -, or bundled workloads.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Native JSON Lines file to write.")],
     format_name: Annotated[
         str | None, typer.Option("--format", help="Format, if not to be recognised.")
     ] = None,
+    lenient: Lenient = False,
+    max_pause: MaxPause = None,
 ) -> None:
     """Write a workload in the native format."""
     from agentservesim.cli.trace import convert_command
 
-    convert_command(files, out, format_name)
+    convert_command(files, out, format_name, lenient, max_pause)
 
 
 def _version(value: bool) -> None:

@@ -149,6 +149,7 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("step time", f"{step_time['backend']}: {step_time['source']}"),
         ("coverage", f"{percent(step_time['coverage'], 0)} of the time inside the measured grid"),
+        ("expected error", step_time["expected_error"]["words"]),
         (
             "simulated by",
             f"{count(summary['engine_steps'])} engine steps in {seconds(summary['sim_wall_s'])}",

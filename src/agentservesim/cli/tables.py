@@ -32,6 +32,11 @@ def change(value: float | None, baseline: float | None) -> str:
     return f"{(value / baseline - 1) * 100:+.1f} %"
 
 
+def signed(value: float | None, digits: int = 1) -> str:
+    """A share with its sign, as errors are shown."""
+    return "–" if value is None else f"{value * 100:+.{digits}f} %"
+
+
 def count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 

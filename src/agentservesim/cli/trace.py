@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from agentservesim.cli.tables import console, count, percent, plain_table, seconds
-from agentservesim.config import WorkloadConfig
 from agentservesim.errors import InputError
-from agentservesim.programs.program import Program
-from agentservesim.workload import Workload, load_programs
+from agentservesim.workload import BUNDLED, load_all
+from agentservesim.workload.formats import find_files
 from agentservesim.workload.native_writer import write_native
 from agentservesim.workload.report import ReadingReport
 from agentservesim.workload.statistics import inspect
@@ -21,62 +18,43 @@ from agentservesim.workload.statistics import inspect
 TOOLS_SHOWN = 12
 
 
-def inspect_command(files: list[str], format_name: str | None, json_output: bool) -> None:
+def inspect_command(
+    files: list[str], format_name: str | None, lenient: bool, max_pause_s: float | None, json_output: bool
+) -> None:
     """Show, or print as JSON, the statistics of the files together."""
-    workloads = _open(files, format_name)
-    programs = chain.from_iterable(workload.programs for workload in workloads)
-    plain = inspect(programs).to_dict()
-    _merge_reports(plain, [workload.report for workload in workloads])
+    workload = load_all(files, format_name, lenient, max_pause_s)
+    plain = inspect(workload.programs, workload.report).to_dict()
     if json_output:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         _show(", ".join(files), plain)
 
 
-def convert_command(files: list[str], out: Path, format_name: str | None) -> None:
+def convert_command(
+    files: list[str], out: Path, format_name: str | None, lenient: bool, max_pause_s: float | None
+) -> None:
     """Write the files' programs to `out` in the native format."""
-    if out.exists() and any(Path(name).exists() and Path(name).samefile(out) for name in files):
+    if out.exists() and any(path.exists() and path.samefile(out) for path in _inputs(files)):
         raise InputError(f"-o {out}: is also an input; expected another file")
-    workloads = _open(files, format_name)
+    workload = load_all(files, format_name, lenient, max_pause_s)
     try:
-        write_native(_distinct(workloads), out)
+        write_native(workload.programs, out)
     except OSError as error:
         raise InputError(f"-o {out}: cannot write: {error}") from None
-    reports = [workload.report for workload in workloads]
-    programs, turns = sum(report.programs for report in reports), sum(report.turns for report in reports)
-    sys.stderr.write(f"{out}: {programs} programs, {turns} turns\n")
-    counts: dict[str, Any] = {}
-    _merge_reports(counts, reports)
-    for kind, reasons in counts.items():
-        for reason, number in reasons.items():
-            sys.stderr.write(f"  {kind}: {number} × {reason}\n")
+    write_report(str(out), workload.report)
 
 
-def _open(files: list[str], format_name: str | None) -> list[Workload]:
-    return [load_programs(WorkloadConfig(source=name, format=format_name)) for name in files]
+def _inputs(files: list[str]) -> list[Path]:
+    return [path for name in files if name not in BUNDLED for path in find_files(name)]
 
 
-def _distinct(workloads: list[Workload]) -> Iterator[Program]:
-    """All programs; an id used by two files is an error, since one workload needs it unique."""
-    seen: dict[str, str] = {}
-    for workload in workloads:
-        for program in workload.programs:
-            if program.program_id in seen:
-                raise InputError(
-                    f"{workload.name}: program_id {program.program_id!r} is also in "
-                    f"{seen[program.program_id]}; expected ids unique over all files"
-                )
-            seen[program.program_id] = workload.name
-            yield program
-
-
-def _merge_reports(plain: dict[str, Any], reports: list[ReadingReport]) -> None:
-    for kind in ("dropped", "estimated", "clamped", "inferred"):
-        merged: dict[str, int] = {}
-        for report in reports:
-            for reason, number in getattr(report, kind).items():
-                merged[reason] = merged.get(reason, 0) + number
-        plain[kind] = merged
+def write_report(title: str, report: ReadingReport) -> None:
+    """Say on stderr what was read, and what was dropped, estimated, clamped or inferred."""
+    sys.stderr.write(f"{title}: {report.programs} programs, {report.turns} turns\n")
+    for kind, reasons in report.to_dict().items():
+        if isinstance(reasons, dict):
+            for reason, number in reasons.items():
+                sys.stderr.write(f"  {kind}: {number} × {reason}\n")
 
 
 def _show(title: str, plain: dict[str, Any]) -> None:

@@ -34,10 +34,9 @@ class AsyncInstance(Instance):
         while self.in_flight and len(self._in_flight_steps) < STEPS_IN_FLIGHT:
             output = self.scheduler.schedule(now_s)
             preempted += output.preempted
-            self._push(output, now_s)
-            while self._in_flight_steps and not self._in_flight_steps[0][0].num_scheduled_tokens:
-                self._in_flight_steps.popleft()
-            if not self._in_flight_steps and not output.preempted:
+            if output.num_scheduled_tokens or self._in_flight_steps:
+                self._push(output, now_s)
+            elif not output.preempted:
                 break
         if not self._in_flight_steps:
             return None
@@ -48,6 +47,8 @@ class AsyncInstance(Instance):
         """The oldest step ends; returns the requests it finished, already disposed of."""
         self.step_end_s = None
         output, _ = self._in_flight_steps.popleft()
+        while self._in_flight_steps and not self._in_flight_steps[0][0].num_scheduled_tokens:
+            self._in_flight_steps.popleft()
         finished = self.scheduler.update_from_output(output, now_s)
         self.in_flight -= len(finished)
         self.usage.observe(now_s, self.scheduler.block_pool)

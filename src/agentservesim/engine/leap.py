@@ -71,11 +71,13 @@ def plan_leap(scheduler: Scheduler, step_time: StepTimeModel, now_s: float) -> L
     if limit < 1:
         return None
     decodes = len(scheduler.running)
-    context_tokens = sum([request.num_tokens for request in scheduler.running])
+    contexts = [request.num_tokens for request in scheduler.running]
+    context_tokens = sum(contexts)
+    spread = (min(contexts), max(contexts)) if step_time.uses_spread else None
     times = [now_s]
     segments: list[Segment] = []
     while limit > 0:
-        line = step_time.decode_line(decodes, context_tokens)
+        line = step_time.decode_line(decodes, context_tokens, spread)
         steps = limit
         if context_tokens + decodes * limit > line.until_tokens:
             steps = min(limit, -int((context_tokens - line.until_tokens) // decodes))
@@ -85,6 +87,8 @@ def plan_leap(scheduler: Scheduler, step_time: StepTimeModel, now_s: float) -> L
         segments.append(Segment(line, steps, context_tokens))
         limit -= steps
         context_tokens = end
+        if spread is not None:
+            spread = (spread[0] + steps, spread[1] + steps)
     if times[1] <= now_s:
         return None  # steps that take no time have no order in time
     deadline_s = scheduler.kv_cache.parking.next_deadline_s()

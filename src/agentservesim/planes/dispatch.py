@@ -12,7 +12,9 @@ from agentservesim.engine.scheduler import WaitingQueue
 from agentservesim.planes.guard import ask, reject
 from agentservesim.planes.retention import Log
 from agentservesim.planes.views import InstanceViews, pcb_view
+from agentservesim.policies.admission.none import AdmitAll
 from agentservesim.policies.interface import PCB, QueueView, RunningCall
+from agentservesim.policies.scheduling.fcfs import Fcfs
 from agentservesim.programs.orchestrator import Call, ProgramRun
 from agentservesim.programs.pcb import ProgramTable
 
@@ -27,7 +29,7 @@ class DispatchPlane:
     def __init__(
         self,
         scheduling: Any,
-        admission: Any | None,
+        admission: Any,
         routing: Any,
         table: ProgramTable,
         instances: Sequence[Instance],
@@ -35,11 +37,14 @@ class DispatchPlane:
         log: Log,
     ) -> None:
         self._clock = clock
-        self._priority: Callable[..., Any] = scheduling.priority
+        # Policies that leave everything to the engine need not be asked.
+        self._priority: Callable[..., Any] | None = (
+            None if isinstance(scheduling, Fcfs) else scheduling.priority
+        )
         self._admits: list[Callable[..., Any]] = [
             policy.admit
             for policy in (admission, scheduling)
-            if policy is not None and hasattr(policy, "admit")
+            if hasattr(policy, "admit") and not isinstance(policy, AdmitAll)
         ]
         self._route: Callable[..., Any] = routing.route
         self._table = table
@@ -127,6 +132,8 @@ class DispatchPlane:
         return instance
 
     def _ask_priority(self, pcb: PCB, now_s: float, about: str) -> int:
+        if self._priority is None:
+            return 0
         priority = ask(self._priority, now_s, about, pcb, now_s)
         if priority is None:
             return 0

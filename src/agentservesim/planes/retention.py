@@ -11,6 +11,7 @@ from agentservesim.engine.instance import Instance
 from agentservesim.planes.guard import ask, reject
 from agentservesim.planes.views import kv_view, pcb_view, protected_entry
 from agentservesim.policies.interface import Evict, Protect, Release, RetentionPolicy
+from agentservesim.policies.retention.lru import Lru
 from agentservesim.programs.orchestrator import Call
 from agentservesim.programs.pcb import Gap, ProgramTable
 
@@ -29,7 +30,8 @@ class RetentionPlane:
         clock: Clock,
         log: Log,
     ) -> None:
-        self._on_complete = policy.on_call_complete
+        # Plain vLLM need not be asked.
+        self._on_complete = None if isinstance(policy, Lru) else policy.on_call_complete
         self._on_arrival: Callable[..., Any] | None = getattr(policy, "on_call_arrival", None)
         self._table = table
         self._instances = instances
@@ -43,6 +45,9 @@ class RetentionPlane:
         request = call.request
         assert request is not None
         kv_cache = instance.scheduler.kv_cache
+        if self._on_complete is None:
+            kv_cache.free(request)
+            return
         pool = kv_cache.block_pool
         view = self._table.view(
             call.run.pcb,

@@ -184,6 +184,6 @@ class AdmissionPolicy(Protocol):
 
 @runtime_checkable
 class RoutingPolicy(Protocol):
-    """Chooses the instance of a call, by index."""
+    """Chooses the instance of a call, by index; instances[i].index is i."""
 
     def route(self, pcb: PCB, now_s: float, instances: Sequence[InstanceView]) -> int: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agentservesim.config import RunConfig
 from agentservesim.step_time.hardware import Gpu, gpu
 from agentservesim.step_time.interface import DecodeLine, StepCost, StepTimeModel
@@ -11,6 +13,7 @@ from agentservesim.step_time.measured import MeasuredStepTime
 from agentservesim.step_time.models import Model, model
 from agentservesim.step_time.operators import NoMeasurements, Operators
 from agentservesim.step_time.roofline import RooflineStepTime
+from agentservesim.step_time.tables import TablesStepTime
 
 __all__ = [
     "DecodeLine",
@@ -37,6 +40,8 @@ def build_step_time(config: RunConfig) -> StepTimeModel:
     budget = config.engine.max_num_batched_tokens
     if config.step_time.backend == "linear":
         return LinearStepTime(config.step_time, chip, tp, budget)
+    if config.step_time.path is not None:
+        return TablesStepTime(Path(config.step_time.path), chip, spec, tp, budget)
     if config.step_time.backend == "roofline":
         return RooflineStepTime(chip, spec, tp, budget)
     try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from agentservesim.policies.interface import PrefillLine
 from agentservesim.step_time.energy import PowerModel
-from agentservesim.step_time.interface import DecodeLine, StepCost
+from agentservesim.step_time.interface import DecodeLine, Spread, StepCost
 
 
 class SecondsLine(NamedTuple):
@@ -26,27 +26,37 @@ class LinedStepTime:
     """What every back end shares: decode-only steps are read off cached lines, others are worked out.
 
     A back end gives `_seconds_line`, `_roofline_line` and `_mixed`; each is a pure function of its arguments.
+    Contexts that all grow by a token keep their distances, so a line holds for a batch
+    as long as its distances from the mean.
     """
 
     backend: str
     source: str
     notice: str | None
     idle_watts: float
+    uses_spread = False
 
     def __init__(self, power: PowerModel, max_num_batched_tokens: int) -> None:
         self.idle_watts = power.idle_watts
         self._power = power
         self._budget = max_num_batched_tokens
         self._lines: dict[int, DecodeLine] = {}
+        self._spread_lines: dict[int, tuple[tuple[int, int], DecodeLine]] = {}
 
-    def step(self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int) -> StepCost:
+    def step(
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None = None,
+    ) -> StepCost:
         """Cost of a step; see StepTimeModel. Raises ValueError for an empty batch."""
         if prefills:
-            seconds, roofline_s, in_grid = self._mixed(prefills, decodes, decode_context_tokens)
+            seconds, roofline_s, in_grid = self._mixed(prefills, decodes, decode_context_tokens, spread)
             return StepCost(seconds, self._power.joules(seconds, roofline_s), in_grid)
-        line = self._lines.get(decodes)
+        line = self._lines.get(decodes) if spread is None else None
         if line is None or not line[4] <= decode_context_tokens < line[5]:
-            line = self.decode_line(decodes, decode_context_tokens)
+            line = self.decode_line(decodes, decode_context_tokens, spread)
         base_s, slope_s, base_joules, slope_joules, _, _, in_grid = line
         return StepCost(
             base_s + slope_s * decode_context_tokens,
@@ -54,20 +64,33 @@ class LinedStepTime:
             in_grid,
         )
 
-    def decode_line(self, decodes: int, decode_context_tokens: int) -> DecodeLine:
-        """The line that gives the cost of a decode-only step, and the range of context tokens it holds for.
-
-        `step([], decodes, t)` equals the line at t for every t in the range. Raises ValueError for
-        decodes < 1.
-        """
+    def decode_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None = None
+    ) -> DecodeLine:
+        """The line that gives the cost of a decode-only step, and the range of context tokens it holds for;
+        see StepTimeModel. Raises ValueError for decodes < 1."""
         if decodes < 1:
             raise ValueError("a step without sequences has no cost")
-        line = self._lines.get(decodes)
-        if line is None or not line.from_tokens <= decode_context_tokens < line.until_tokens:
-            seconds = self._seconds_line(decodes, decode_context_tokens)
-            line = _with_joules(seconds, self._roofline_line(decodes), self._power, decode_context_tokens)
-            self._lines[decodes] = line
+        if spread is None or not self.uses_spread:
+            line = self._lines.get(decodes)
+            if line is None or not line.from_tokens <= decode_context_tokens < line.until_tokens:
+                line = self._lines[decodes] = self._line(decodes, decode_context_tokens, None)
+            return line
+        below = decode_context_tokens - decodes * spread[0]
+        above = decodes * spread[1] - decode_context_tokens
+        distances, line = self._spread_lines.get(decodes, (None, None))
+        if (
+            line is None
+            or distances != (below, above)
+            or not line.from_tokens <= decode_context_tokens < line.until_tokens
+        ):
+            line = self._line(decodes, decode_context_tokens, spread)
+            self._spread_lines[decodes] = (below, above), line
         return line
+
+    def _line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> DecodeLine:
+        seconds = self._seconds_line(decodes, decode_context_tokens, spread)
+        return _with_joules(seconds, self._roofline_line(decodes), self._power, decode_context_tokens)
 
     def prefill_line(self) -> PrefillLine:
         """The prefill cost as a line: least squares over chunks of 1/8, 2/8, ... of max_num_batched_tokens,
@@ -83,7 +106,9 @@ class LinedStepTime:
         knee = math.ceil((flat_s - base) / slope) if slope > 0 else 1
         return PrefillLine(slope, base, min(max(1, knee), self._budget))
 
-    def _seconds_line(self, decodes: int, decode_context_tokens: int) -> SecondsLine:
+    def _seconds_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None
+    ) -> SecondsLine:
         raise NotImplementedError
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:
@@ -91,7 +116,11 @@ class LinedStepTime:
         raise NotImplementedError
 
     def _mixed(
-        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None,
     ) -> tuple[float, float, bool]:
         """Seconds, ideal seconds and in_grid of a step with at least one prefill."""
         raise NotImplementedError

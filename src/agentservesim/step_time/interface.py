@@ -17,6 +17,10 @@ class StepCost(NamedTuple):
     in_grid: bool
 
 
+Spread = tuple[int, int]
+"""Contexts of a decode batch in tokens, this step's included: the shortest and the longest."""
+
+
 class DecodeLine(NamedTuple):
     """Cost of a step that only decodes, while from_tokens <= its context tokens < until_tokens:
     seconds = base_s + slope_s * tokens, joules = base_joules + slope_joules * tokens."""
@@ -37,26 +41,38 @@ class StepTimeModel(Protocol):
     source    what the numbers come from, in words, with version
     notice    what a user should be told once, or None
     idle_watts    power of the instance's GPUs together while no step runs
+    uses_spread   whether the spread of contexts matters to it; if not, nobody need work it out
     """
 
     backend: str
     source: str
     notice: str | None
     idle_watts: float
+    uses_spread: bool
 
-    def step(self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int) -> StepCost:
+    def step(
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None = None,
+    ) -> StepCost:
         """Cost of a step.
 
         prefills                a (new_tokens, computed_tokens) pair a sequence in prefill: tokens this
                                 step computes, tokens of it already in the KV cache
         decodes                 sequences that compute one token
         decode_context_tokens   sum over those of the context each attends to, its new token included
+        spread                  the shortest and longest of those; None: all alike
         """
         ...
 
-    def decode_line(self, decodes: int, decode_context_tokens: int) -> DecodeLine:
+    def decode_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None = None
+    ) -> DecodeLine:
         """The line that gives the cost of a decode-only step, and the range of context tokens it holds for;
-        `step([], decodes, t)` equals it at every t in the range, bit for bit."""
+        `step([], decodes, t, s)` equals it at every t in the range, bit for bit, where all contexts of the
+        batch have grown alike: s is `spread`, moved by (t - decode_context_tokens) / decodes."""
         ...
 
     def prefill_line(self) -> PrefillLine:

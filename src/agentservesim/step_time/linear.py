@@ -10,6 +10,7 @@ from agentservesim.policies.interface import PrefillLine
 from agentservesim.step_time.decode_line import LinedStepTime, SecondsLine
 from agentservesim.step_time.energy import power_model
 from agentservesim.step_time.hardware import Gpu
+from agentservesim.step_time.interface import Spread
 
 
 class LinearStepTime(LinedStepTime):
@@ -28,14 +29,20 @@ class LinearStepTime(LinedStepTime):
         """The coefficients themselves; the time grows from the first token on."""
         return PrefillLine(self._c.per_prefill_token_s, self._c.base_s, 1)
 
-    def _seconds_line(self, decodes: int, decode_context_tokens: int) -> SecondsLine:
+    def _seconds_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None
+    ) -> SecondsLine:
         return SecondsLine(*self._roofline_line(decodes), -math.inf, math.inf, False)
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:
         return self._c.base_s + self._c.per_decode_s * decodes, self._c.per_context_token_s
 
     def _mixed(
-        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None,
     ) -> tuple[float, float, bool]:
         base_s, slope_s = self._roofline_line(decodes)
         new = sum(new for new, _ in prefills)

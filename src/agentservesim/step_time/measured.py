@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from agentservesim.step_time.decode_line import LinedStepTime, SecondsLine
 from agentservesim.step_time.energy import power_model
 from agentservesim.step_time.hardware import Gpu
+from agentservesim.step_time.interface import Spread
 from agentservesim.step_time.models import Model
 from agentservesim.step_time.operators import Operators
 from agentservesim.step_time.roofline import IDEAL, Roofline
@@ -40,9 +41,12 @@ class MeasuredStepTime(LinedStepTime):
         self.source = operators.source
         self._shared: dict[int, float] = {}
         self._logits: dict[int, float] = {}
+        self._alone: dict[tuple[int, int], float] = {}
         self._attention: dict[tuple[int, int], float] = {}
 
-    def _seconds_line(self, decodes: int, decode_context_tokens: int) -> SecondsLine:
+    def _seconds_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None
+    ) -> SecondsLine:
         base_s, slope_s, knot = self._decode_attention(decodes, decode_context_tokens)
         start = decodes * CONTEXT_KNOTS[knot] if knot else -math.inf
         last = knot == len(CONTEXT_KNOTS) - 2
@@ -58,7 +62,11 @@ class MeasuredStepTime(LinedStepTime):
         return self._ideal.decode_line(decodes)
 
     def _mixed(
-        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None,
     ) -> tuple[float, float, bool]:
         grid = self._operators.grid
         tokens = decodes + sum(new for new, _ in prefills)
@@ -96,12 +104,13 @@ class MeasuredStepTime(LinedStepTime):
     def _chunk_attention(self, sequences: int, new: int, computed: int) -> float:
         """The library scales the whole length's attention down to the new tokens' share, and with it the
         kernel's fixed time; a chunk over a prefix takes no less than the same chunk without one."""
-        seconds = self._operators.prefill_attention_seconds(sequences, new, computed)
-        return (
-            max(seconds, self._operators.prefill_attention_seconds(sequences, new, 0))
-            if computed
-            else seconds
-        )
+        alone = self._alone.get((sequences, new))
+        if alone is None:
+            alone = self._operators.prefill_attention_seconds(sequences, new, 0)
+            self._alone[sequences, new] = alone
+        if computed == 0:
+            return alone
+        return max(self._operators.prefill_attention_seconds(sequences, new, computed), alone)
 
     def _decode_attention(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
         """Base and slope in the batch's context tokens, and the index of the knot that starts the segment."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from agentservesim.step_time.decode_line import LinedStepTime, SecondsLine
 from agentservesim.step_time.energy import power_model
 from agentservesim.step_time.hardware import Gpu
+from agentservesim.step_time.interface import Spread
 from agentservesim.step_time.models import Model
 
 
@@ -110,14 +111,20 @@ class RooflineStepTime(LinedStepTime):
             f"{reason}; " if reason else ""
         ) + "step times are a roofline estimate, not a measurement"
 
-    def _seconds_line(self, decodes: int, decode_context_tokens: int) -> SecondsLine:
+    def _seconds_line(
+        self, decodes: int, decode_context_tokens: int, spread: Spread | None
+    ) -> SecondsLine:
         return SecondsLine(*self._roofline.decode_line(decodes), -math.inf, math.inf, False)
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:
         return self._ideal.decode_line(decodes)
 
     def _mixed(
-        self, prefills: Sequence[tuple[int, int]], decodes: int, decode_context_tokens: int
+        self,
+        prefills: Sequence[tuple[int, int]],
+        decodes: int,
+        decode_context_tokens: int,
+        spread: Spread | None,
     ) -> tuple[float, float, bool]:
         batch = (prefills, decodes, decode_context_tokens)
         return self._roofline.seconds(*batch), self._ideal.seconds(*batch), False

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from agentservesim.config import WorkloadConfig
 from agentservesim.errors import InputError, nearest
 from agentservesim.programs.program import Program
-from agentservesim.workload.formats import NoSuchFile, read_programs
+from agentservesim.workload.formats import NoSuchFile, distinct_ids, read_programs
 from agentservesim.workload.report import ReadingReport
 from agentservesim.workload.synthetic import BUNDLED, generate
 
-__all__ = ["BUNDLED", "ReadingReport", "Workload", "load_programs"]
+__all__ = ["BUNDLED", "ReadingReport", "Workload", "load_all", "load_programs"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,25 @@ def load_programs(config: WorkloadConfig) -> Workload:
     report = ReadingReport()
     open_source = _bundled if config.source in BUNDLED else _from_files
     return Workload(config.source, open_source(config, report), report)
+
+
+def load_all(
+    sources: Sequence[str],
+    format: str | None = None,
+    lenient: bool = False,
+    max_pause_s: float | None = None,
+) -> Workload:
+    """Several traces and bundled workloads as one, the bundled ones last; else as `load_programs`."""
+    report = ReadingReport()
+    files = [name for name in sources if name not in BUNDLED]
+    streams: list[tuple[str, Iterator[Program]]] = []
+    if files:
+        streams.append(("trace", read_programs(files, report, format, lenient, max_pause_s)))
+    for name in sources:
+        if name in BUNDLED:
+            streams.append((name, _bundled(WorkloadConfig(source=name, format=format), report)))
+    named = chain.from_iterable(((name, program) for program in stream) for name, stream in streams)
+    return Workload(", ".join(sources), distinct_ids(named, report), report)
 
 
 def _bundled(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:

@@ -10,12 +10,15 @@ from agentservesim.errors import InputError
 from agentservesim.programs.program import Program
 
 _CV_RANGE = (1e-3, 1e3)
+_CALENDAR_S = 1e8
+"""Recorded times from here on (three years) are dates, in seconds since 1970, not since a run's start."""
 
 
 def open_loop(programs: Iterable[Program], arrivals: ArrivalsConfig) -> Iterator[tuple[float, Program]]:
     """Pair every program with its arrival, in seconds since the run's start, in non-decreasing time.
 
-    recorded   arrival_s of each program; sorted, so all programs are read first; equal times keep file order
+    recorded   arrival_s of each program; sorted, so all programs are read first; equal times keep file order.
+               Dates (seconds since 1970) count from the earliest
     poisson    exponential gaps of mean 1 / rate_per_s; streams
     gamma      gamma gaps of that mean with coefficient of variation cv (1 is poisson); streams
 
@@ -44,7 +47,9 @@ def _recorded(programs: Iterable[Program]) -> Iterator[tuple[float, Program]]:
             )
         timed.append((program.arrival_s, program))
     timed.sort(key=lambda pair: pair[0])
-    yield from timed
+    origin_s = timed[0][0] if timed and timed[0][0] >= _CALENDAR_S else 0.0
+    for arrival_s, program in timed:
+        yield arrival_s - origin_s, program
 
 
 def _timed(programs: Iterable[Program], gaps: Iterator[float]) -> Iterator[tuple[float, Program]]:

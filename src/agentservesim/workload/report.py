@@ -32,6 +32,12 @@ class ReadingReport:
         self.programs += 1
         self.turns += len(program.turns)
 
+    def tidy(self) -> None:
+        """Forget reasons that were counted zero times."""
+        for counts in (self.dropped, self.estimated, self.clamped, self.inferred):
+            for reason in [reason for reason, number in counts.items() if not number]:
+                del counts[reason]
+
     def to_dict(self) -> dict[str, Any]:
         """The counts as plain, JSON-ready dictionaries."""
         counts = {kind: dict(getattr(self, kind)) for kind in ("dropped", "estimated", "clamped", "inferred")}

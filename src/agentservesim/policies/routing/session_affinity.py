@@ -20,8 +20,8 @@ class SessionAffinity:
         self.limit = limit
 
     def route(self, pcb: PCB, now_s: float, instances: Sequence[InstanceView]) -> int:
-        for view in instances:
-            limit = view.max_num_seqs if self.limit is None else self.limit
-            if view.index == pcb.instance and view.in_flight < limit:
-                return view.index
+        if pcb.instance is not None and pcb.instance < len(instances):
+            home = instances[pcb.instance]
+            if home.in_flight < (home.max_num_seqs if self.limit is None else self.limit):
+                return home.index
         return min(instances, key=lambda view: (view.in_flight, view.index)).index

@@ -40,7 +40,20 @@ import msgspec
 
 from agentservesim.errors import InputError, nearest
 from agentservesim.programs.program import Program, Turn
-from agentservesim.workload.formats import llmservingsim, native, weka
+from agentservesim.workload.formats import (
+    agentic_swarm_bench,
+    azure,
+    claude_code,
+    codex,
+    llmservingsim,
+    mini_swe_agent,
+    mooncake,
+    native,
+    otel_genai,
+    swe_agent,
+    tracelab,
+    weka,
+)
 from agentservesim.workload.formats._decode import quoted
 from agentservesim.workload.formats._lines import STDIN
 from agentservesim.workload.formats._reading import check
@@ -49,10 +62,12 @@ from agentservesim.workload.report import ReadingReport
 
 __all__ = [
     "READERS",
+    "STDIN",
     "Head",
     "NoSuchFile",
     "Reader",
     "Source",
+    "distinct_ids",
     "find_files",
     "read_programs",
     "recognise",
@@ -78,9 +93,18 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
+    mini_swe_agent,  # before native: its counts have program_id and turns, too
     native,
     llmservingsim,
     weka,
+    claude_code,
+    codex,
+    tracelab,
+    swe_agent,
+    otel_genai,
+    mooncake,
+    azure,
+    agentic_swarm_bench,
 )
 
 UNRECOGNISED = "files that no reader recognises"
@@ -234,7 +258,7 @@ def _group_keys(reader: Reader, source: Source) -> frozenset[str]:
 
 def _stream(
     chosen: list[tuple[Reader, Source]], report: ReadingReport, lenient: bool, alone: bool
-) -> Iterator[tuple[Source, Program]]:
+) -> Iterator[tuple[str, Program]]:
     total = 0
     for reader, source in chosen:
         found = 0
@@ -242,7 +266,7 @@ def _stream(
             for program in reader.read(source, report):
                 check(program, str(source.place(1).path))
                 found += 1
-                yield source, program
+                yield source.stem, program
         except InputError:
             if not lenient:
                 raise
@@ -259,18 +283,25 @@ def _stream(
 
 
 def _finish(
-    programs: Iterable[tuple[Source, Program]], report: ReadingReport, max_pause_s: float | None
+    programs: Iterable[tuple[str, Program]], report: ReadingReport, max_pause_s: float | None
 ) -> Iterator[Program]:
+    for program in distinct_ids(programs, report):
+        if max_pause_s is not None:
+            program = _capped(program, max_pause_s, report)
+        report.add(program)
+        yield program
+    report.tidy()
+
+
+def distinct_ids(named: Iterable[tuple[str, Program]], report: ReadingReport) -> Iterator[Program]:
+    """The programs; an id that was met before is prefixed with the name of its origin, and counted."""
     seen: set[str] = set()
-    for source, program in programs:
-        name = _unique(program.program_id, source.stem, seen)
+    for origin, program in named:
+        name = _unique(program.program_id, origin, seen)
         seen.add(name)
         if name != program.program_id:
             report.inferred[RENAMED] += 1
             program = msgspec.structs.replace(program, program_id=name)
-        if max_pause_s is not None:
-            program = _capped(program, max_pause_s, report)
-        report.add(program)
         yield program
 
 

@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-BYTES_PER_TOKEN = 4.0
+BYTES_PER_TOKEN = 4
 """English and code are near 4 UTF-8 bytes a token in the vocabularies in use; other text may be off by 2."""
 
 
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text is: its UTF-8 bytes over 4, rounded up."""
-    return -int(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+_NO_TEXT = frozenset(
+    {
+        "type",
+        "role",
+        "id",
+        "call_id",
+        "tool_use_id",
+        "image_url",
+        "encrypted_content",
+        "status",
+        "signature",
+        "data",
+    }
+)
+
+
+def text_tokens(value: Any) -> int:
+    """Estimated tokens of all text in a JSON value: what is under keys for ids, kinds and bytes left out."""
+    tokens = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            tokens += estimate_tokens(item)
+        elif isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            pending.extend(below for key, below in item.items() if key not in _NO_TEXT)
+    return tokens
 
 
 def scale_to_total(weights: Sequence[int], total: int) -> list[int]:

@@ -7,10 +7,8 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from agentservesim.programs.program import Turn
-from agentservesim.workload.formats._waits import Timed, with_waits
+from agentservesim.workload.formats._waits import TOOL_LIMIT_S, Timed, with_waits
 from agentservesim.workload.report import ReadingReport
 
 
@@ -58,7 +56,7 @@ def links_by_time(
     for index, call in enumerate(calls):
         while running and running[0][0] <= call.start_s + tolerance_s:
             insort(over, heapq.heappop(running))
-        last = _last(calls, over, tolerance_s, lambda earlier, later=index: visible(earlier, later))
+        last = _last(calls, index, over, tolerance_s, visible)
         links.append(_links(call, last, continued))
         heapq.heappush(running, (max(call.start_s, call.end_s), index))
     return links
@@ -66,17 +64,18 @@ def links_by_time(
 
 def _last(
     calls: Sequence[Recorded],
+    index: int,
     over: list[tuple[float, int]],
     tolerance_s: float,
-    visible: Callable[[int], bool],
+    visible: Callable[[int, int], bool],
 ) -> list[int]:
-    """The calls that are over and which no other such call had waited for, by index."""
+    """The calls that are over when call `index` starts and that no other such call had waited for."""
     found: list[tuple[float, int]] = []
     latest_start = float("-inf")
     for end_s, earlier in reversed(over):
         if end_s <= latest_start + tolerance_s:
             break
-        if visible(earlier):
+        if visible(earlier, index):
             found.append((end_s, earlier))
             latest_start = max(latest_start, calls[earlier].start_s)
     kept = sorted(earlier for end_s, earlier in found if end_s > latest_start + tolerance_s)
@@ -99,14 +98,21 @@ def turns_in_time(
     calls: Sequence[Recorded],
     links: Sequence[Links],
     report: ReadingReport,
+    tool_limit_s: float = TOOL_LIMIT_S,
 ) -> tuple[Turn, ...]:
-    """The turns, which have their parents, with gaps, pauses and delays that give the recorded starts."""
+    """The turns, which have their parents, with gaps, pauses and delays that give the recorded starts.
+
+    What a gap has beyond `tool_limit_s` is a pause.
+    """
     timed = [
-        Timed(turn, call.start_s, max(call.start_s, call.end_s), link.anchor, call.human)
+        Timed(
+            turn,
+            call.start_s,
+            max(call.start_s, call.end_s),
+            link.anchor,
+            call.human,
+            tool_limit_s=tool_limit_s,
+        )
         for turn, call, link in zip(turns, calls, links, strict=True)
     ]
-    placed = with_waits(timed, report)
-    return tuple(
-        turn if turn.parents else msgspec.structs.replace(turn, delay_s=call.start_s - calls[0].start_s)
-        for turn, call in zip(placed, calls, strict=True)
-    )
+    return with_waits(timed, report)

@@ -31,7 +31,7 @@ LOOKS_LIKE = '{"session_id": …, "sub_requests": […]}, {"workflow_id": …, "
 REUSE_INFERRED = "reuse without token ids: the parent's whole prompt and output"
 OUTPUT_INFERRED = "reuse without output ids: the parent's output follows its prompt"
 REUSE_CLAMPED = "reuse by token ids, down to the parent's input_toks + output_toks"
-DELAY_INFERRED = "edges of one node with different delays: the longest"
+DELAY_INFERRED = "joins whose edges have different delays after one gap: the longest"
 
 _KINDS = ("sub_requests", "nodes", "input_toks")
 _NS = 1e9
@@ -144,22 +144,46 @@ def _from_dag(row: _Dag, place: Place, report: ReadingReport) -> Program:
     ids = [str(node.node_id) for node in row.nodes]
     position = index_of(ids, place, "nodes[{}].node_id")
     parents: list[list[int]] = [[] for _ in ids]
-    delays: list[list[float | None]] = [[] for _ in ids]
+    delays: list[dict[int, float]] = [{} for _ in ids]
     for number, edge in enumerate(row.edges):
         src = _end(edge.src, f"edges[{number}].src", position, place)
         dst = _end(edge.dst, f"edges[{number}].dst", position, place)
         if src in parents[dst]:
             raise InputError(f"{place}: edges[{number}].src is {quoted(edge.src)}: expected each edge once")
         parents[dst].append(src)
-        delays[src].append(edge.delay_ns)
+        delay_s = _seconds(row.nodes[src].tool_duration_ns if edge.delay_ns is None else edge.delay_ns)
+        if delay_s is not None:
+            delays[src][dst] = delay_s
+    gaps = [min(after.values(), default=None) for after in delays]
     turns = []
     for index, node in enumerate(row.nodes):
         _check_ids(node, f"nodes[{index}]", place)
         order = _longest_shared_first(row.nodes, index, parents[index])
         reuse = _reuse(row.nodes[order[0]], node, report) if order else 0
-        gap_s = _gap(node, delays[index], report)
-        turns.append(_turn(node, ids[index], tuple(order), reuse, gap_s))
+        turn = _turn(node, ids[index], tuple(order), reuse, gaps[index])
+        rest_s = _rest(index, order, delays, gaps, report)
+        turns.append(msgspec.structs.replace(turn, delay_s=rest_s))
     return Program(str(row.workflow_id), tuple(turns), _seconds(row.arrival_time_ns))
+
+
+def _rest(
+    index: int,
+    parents: list[int],
+    delays: list[dict[int, float]],
+    gaps: list[float | None],
+    report: ReadingReport,
+) -> float:
+    """What a node waits on its own: a delay belongs to an edge, a gap to the node before it.
+
+    The shortest delay that leaves a node is its gap, and the rest of the others is their target's own.
+    Where the edges into a node leave different rests the longest holds for all: no call then starts before
+    its recorded time, which would let the simulation run ahead of a tool.
+    """
+    rests = [delays[parent].get(index, 0.0) - (gaps[parent] or 0.0) for parent in parents]
+    longest = max(rests, default=0.0)
+    if any(rest < longest - 1e-9 for rest in rests):
+        report.inferred[DELAY_INFERRED] += 1
+    return max(0.0, longest)
 
 
 def _turn(call: _Call, name: str, parents: tuple[int, ...], reuse: int, gap_s: float | None = None) -> Turn:
@@ -216,20 +240,6 @@ def _longest_shared_first(nodes: list[_Node], index: int, parents: list[int]) ->
         return _common_prefix((node.input_tok_ids or []) + (node.output_tok_ids or []), child)
 
     return sorted(parents, key=lambda parent: -shared(parent))
-
-
-def _gap(node: _Node, delays: list[float | None], report: ReadingReport) -> float | None:
-    """The gap after a node in seconds; None when no edge that leaves it gives a delay.
-
-    A delay belongs to an edge and a gap to a turn. Where the delays of a node differ the longest holds for
-    all: no call then starts before its recorded time, which would let the simulation run ahead of a tool.
-    """
-    if all(delay is None for delay in delays):
-        return None
-    known = [node.tool_duration_ns or 0.0 if delay is None else delay for delay in delays]
-    if len(set(known)) > 1:
-        report.inferred[DELAY_INFERRED] += 1
-    return max(known) / _NS
 
 
 def _end(name: str | int, field: str, position: dict[str, int], place: Place) -> int:

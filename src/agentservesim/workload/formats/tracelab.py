@@ -9,6 +9,7 @@ reuse: a prompt that grows repeats all that was before, whatever the provider's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -27,8 +28,9 @@ NAME = "tracelab"
 LOOKS_LIKE = '{"round_index": …, "newly_append_tokens": …} or CSV round_idx,prefix_len,input_len,output_len,…'
 NEGATIVE = "negative gaps: 0 s"
 NO_RESULT = "tools without a result"
-NO_TOOL_TIME = "gaps unknown, as no tool of the round has a result"
+NO_TOOL_TIME = "gaps unknown, as no tool of the round has a result: what the tools took"
 SUMMED = "gaps from tool_wait_after_ms, which sums tools that ran side by side"
+NO_WAIT = "gaps unknown, as there is no column tool_wait_after_ms: 0 s"
 UNEQUAL = "input_tokens_total differs from prefix_tokens + newly_append_tokens: the sum"
 
 _COLUMNS = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
@@ -107,7 +109,7 @@ def read(source: Source, report: ReadingReport) -> Iterator[Program]:
 
 
 def _check_distinct(steps: list[_Step]) -> None:
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in pairwise(steps):
         if before.round_index == step.round_index:
             raise InputError(
                 f"{step.place}: round {step.round_index} of its session is already on line "
@@ -171,7 +173,9 @@ def _tool_times(
         emitted.append(sent_s)
         results.append(back_s)
         wall_ms = tool.tool_wall_latency_ms
-        calls.append(ToolCall(tool.tool_name, max(0.0, back_s - sent_s) if wall_ms is None else wall_ms / 1e3))
+        calls.append(
+            ToolCall(tool.tool_name, max(0.0, back_s - sent_s) if wall_ms is None else wall_ms / 1e3)
+        )
     if not results:
         report.inferred[NO_TOOL_TIME] += 1
         return None, tuple(calls)
@@ -201,7 +205,9 @@ def _csv_step(row: Row, has_arrival: bool, has_wait: bool, report: ReadingReport
     if cached + new < 1:
         raise InputError(f"{row.place}: prefix_len + input_len is {cached + new}: expected at least 1")
     gap_s = row.number(_WAIT) / 1e3 if has_wait else None
-    if gap_s:
+    if gap_s is None:
+        report.inferred[NO_WAIT] += 1
+    elif gap_s:
         report.inferred[SUMMED] += 1
     return _Step(
         row.place,

@@ -2,8 +2,8 @@
 
 What the recording says, and what follows from it:
 
-- `t` of a request is its start in whole seconds, `api_time` its service; `t` of a sub-agent is when its result
-  came in, `duration_ms` before which it started, and the times of its requests count from that start.
+- `t` of a request is its start in whole seconds, `api_time` its service; `t` of a sub-agent is when its
+  result came in, `duration_ms` before which it started; the times of its requests count from that start.
 - A turn's first parent is the completed request with the longest common prefix of hash_ids, and
   reuse_tokens is that prefix in tokens: whole blocks of the parent's prompt. Its other parents are the
   requests that it waited for: the one before it in its line and, for a join, the last of each sub-agent.
@@ -148,7 +148,7 @@ def _with_tool(turn: Turn, request: _Request) -> Turn:
     return msgspec.structs.replace(turn, tools=(ToolCall("tool", turn.gap_s),))
 
 
-# --- which call follows which --------------------------------------------------------------------------------
+# --- which call follows which ----------------------------------------------------------------------------
 
 
 def _calls(trace: _Trace, report: ReadingReport) -> list[_Call]:
@@ -221,7 +221,7 @@ class _Line:
             self.pending.append(last)
 
 
-# --- what a call shares with which ---------------------------------------------------------------------------
+# --- what a call shares with which -----------------------------------------------------------------------
 
 
 class _Prefixes:
