@@ -124,6 +124,30 @@ def validate(
 
 
 @app.command()
+def calibrate(
+    file: Annotated[
+        Path, typer.Argument(help="A log of real steps (.csv, .jsonl, .parquet), or with --from-requests a real run.")
+    ],
+    config: Annotated[str, typer.Option(help="The config whose back end is to be corrected.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The residual to write, a YAML file.")],
+    overrides: Overrides = None,
+    from_requests: Annotated[
+        bool, typer.Option("--from-requests", help="Fit to the times of requests, where steps were not logged.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Where the plot goes; beside -o by default.")] = None,
+    engine: Annotated[str, typer.Option(help="What was measured, for the file: 'vLLM 0.19'.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Draws the half that --from-requests fits to.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Fit what a back end misses of real steps, to be used as step_time.residual."""
+    from agentservesim.cli.calibrate import calibrate_command
+
+    raise typer.Exit(
+        calibrate_command(file, config, overrides or [], out, from_requests, plot, engine, seed, json_output)
+    )
+
+
+@app.command()
 def policies(json_output: Json = False) -> None:
     """List every policy with its rule and parameters."""
     from agentservesim.cli.policies import policies_command

@@ -184,13 +184,15 @@ class BlockPool:
 
     def reclaim(self, parked: BlockTable, num_blocks: int) -> int:
         """Take up to `num_blocks` from the end of a parked table to the front of the free queue, without
-        their hashes. A block shared with a second parked entry only loses this one's reference; at a block
-        in use the reclaim ends, since whoever uses it uses all before it. Returns how many were taken."""
+        their hashes. A block in use, or shared with a second parked entry, only loses this one's reference.
+        Nothing changes where all are in use. Returns how many were taken."""
         runs = list(parked.runs())
+        if all(run.ref_cnt for run in runs):
+            return 0
         taken = 0
-        while runs and taken < num_blocks and runs[-1].ref_cnt == 0:
+        while runs and taken < num_blocks:
             run = runs[-1]
-            if run.park_cnt > 1:
+            if run.ref_cnt or run.park_cnt > 1:
                 run.park_cnt -= 1
                 runs.pop()
                 continue

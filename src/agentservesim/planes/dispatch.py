@@ -50,6 +50,9 @@ class DispatchPlane:
         self._table = table
         self._instances = instances
         self._views = InstanceViews(instances, clock)
+        # Our own routers look at one or two instances and may do so lazily; what is handed to others holds
+        # nothing but frozen views.
+        self._lazy_views = type(routing).__module__.startswith("agentservesim.policies.")
         self._log = log
         self._held: list[Call] = []
         self._admitted: dict[ProgramRun, int] = {}
@@ -112,7 +115,8 @@ class DispatchPlane:
     def _place(self, call: Call, now_s: float) -> Instance:
         pcb = pcb_view(call, self._table, self._instances, self._clock)
         about = _about(call)
-        index = ask(self._route, now_s, about, pcb, now_s, self._views)
+        views = self._views if self._lazy_views else tuple(self._views)
+        index = ask(self._route, now_s, about, pcb, now_s, views)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self._instances):
             expected = f"an instance from 0 to {len(self._instances) - 1}"
             raise reject(self._route, index, expected, now_s, about)

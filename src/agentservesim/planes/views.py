@@ -32,7 +32,7 @@ def kv_view(instance: Instance, clock: Clock) -> KVView:
 
 
 class InstanceViews(Sequence[InstanceView]):
-    """Views of all instances, each made when looked at: most routers look at one or two."""
+    """Views of all instances, each made when looked at. It leads to instances: for our own routers only."""
 
     def __init__(self, instances: Sequence[Instance], clock: Clock) -> None:
         self._instances = instances

@@ -38,8 +38,8 @@ class LinedStepTime:
 
     def __init__(self, power: PowerModel, max_num_batched_tokens: int) -> None:
         self.idle_watts = power.idle_watts
-        self._power = power
-        self._budget = max_num_batched_tokens
+        self.power = power
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._lines: dict[int, DecodeLine] = {}
         self._spread_lines: dict[int, tuple[tuple[int, int], DecodeLine]] = {}
 
@@ -53,7 +53,7 @@ class LinedStepTime:
         """Cost of a step; see StepTimeModel. Raises ValueError for an empty batch."""
         if prefills:
             seconds, roofline_s, in_grid = self._mixed(prefills, decodes, decode_context_tokens, spread)
-            return StepCost(seconds, self._power.joules(seconds, roofline_s), in_grid)
+            return StepCost(seconds, self.power.joules(seconds, roofline_s), in_grid)
         line = self._lines.get(decodes) if spread is None else None
         if line is None or not line[4] <= decode_context_tokens < line[5]:
             line = self.decode_line(decodes, decode_context_tokens, spread)
@@ -90,7 +90,7 @@ class LinedStepTime:
 
     def _line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> DecodeLine:
         seconds = self._seconds_line(decodes, decode_context_tokens, spread)
-        return _with_joules(seconds, self._roofline_line(decodes), self._power, decode_context_tokens)
+        return _with_joules(seconds, self._roofline_line(decodes), self.power, decode_context_tokens)
 
     def prefill_line(self) -> PrefillLine:
         """The prefill cost as a line: least squares over chunks of 1/8, 2/8, ... of max_num_batched_tokens,
@@ -99,12 +99,12 @@ class LinedStepTime:
 
     @cached_property
     def _prefill_line(self) -> PrefillLine:
-        sizes = sorted({max(1, self._budget * eighth // 8) for eighth in range(1, 9)})
+        sizes = sorted({max(1, self.max_num_batched_tokens * eighth // 8) for eighth in range(1, 9)})
         seconds = [self.step([(size, 0)], 0, 0).seconds for size in sizes]
         slope, base = _least_squares(sizes, seconds)
         flat_s = self.step([(1, 0)], 0, 0).seconds
         knee = math.ceil((flat_s - base) / slope) if slope > 0 else 1
-        return PrefillLine(slope, base, min(max(1, knee), self._budget))
+        return PrefillLine(slope, base, min(max(1, knee), self.max_num_batched_tokens))
 
     def _seconds_line(
         self, decodes: int, decode_context_tokens: int, spread: Spread | None

@@ -12,6 +12,7 @@ from agentservesim.step_time.hardware import Gpu
 from agentservesim.step_time.interface import Spread
 from agentservesim.step_time.models import Model
 from agentservesim.step_time.operators import Operators
+from agentservesim.step_time.prefill_attention import PrefillAttention
 from agentservesim.step_time.roofline import IDEAL, Roofline
 
 CONTEXT_KNOTS = (1, *sorted(scale * 2**power for scale in (2, 3) for power in range(17)))
@@ -24,9 +25,8 @@ class MeasuredStepTime(LinedStepTime):
     seconds = shared(T) + logits(S) + prefill attention + decode attention(decodes, mean context)
 
     with T all tokens of the step and S all its sequences. Decode attention is linear in the mean context
-    between CONTEXT_KNOTS, and beyond the last. Prefill attention gives each of n chunks its n-th part of a
-    batch of n chunks like it, because one kernel serves them all, and is never less than the longest
-    chunk takes alone. Answers do not depend on the order of questions: every table entry is one query.
+    between CONTEXT_KNOTS, and beyond the last; prefill attention is PrefillAttention. Answers do not depend on
+    the order of questions: every table entry is one query.
     """
 
     backend = "measured"
@@ -41,12 +41,10 @@ class MeasuredStepTime(LinedStepTime):
         self.source = operators.source
         self._shared: dict[int, float] = {}
         self._logits: dict[int, float] = {}
-        self._alone: dict[tuple[int, int], float] = {}
+        self._prefill_attention = PrefillAttention(operators)
         self._attention: dict[tuple[int, int], float] = {}
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         base_s, slope_s, knot = self._decode_attention(decodes, decode_context_tokens)
         start = decodes * CONTEXT_KNOTS[knot] if knot else -math.inf
         last = knot == len(CONTEXT_KNOTS) - 2
@@ -73,7 +71,7 @@ class MeasuredStepTime(LinedStepTime):
         seconds = (
             self._shared_seconds(tokens)
             + self._logits_seconds(decodes + len(prefills))
-            + self._prefill_attention(prefills)
+            + self._prefill_attention.seconds(prefills)
         )
         in_grid = tokens <= grid.tokens and max(new + done for new, done in prefills) <= grid.prefill_tokens
         if decodes:
@@ -93,24 +91,6 @@ class MeasuredStepTime(LinedStepTime):
         if seconds is None:
             seconds = self._logits[sequences] = self._operators.logits_seconds(sequences)
         return seconds
-
-    def _prefill_attention(self, prefills: Sequence[tuple[int, int]]) -> float:
-        count = len(prefills)
-        if count == 1:
-            return self._chunk_attention(1, *prefills[0])
-        together = sum(self._chunk_attention(count, new, done) for new, done in prefills) / count
-        return max(together, max(self._chunk_attention(1, new, done) for new, done in prefills))
-
-    def _chunk_attention(self, sequences: int, new: int, computed: int) -> float:
-        """The library scales the whole length's attention down to the new tokens' share, and with it the
-        kernel's fixed time; a chunk over a prefix takes no less than the same chunk without one."""
-        alone = self._alone.get((sequences, new))
-        if alone is None:
-            alone = self._operators.prefill_attention_seconds(sequences, new, 0)
-            self._alone[sequences, new] = alone
-        if computed == 0:
-            return alone
-        return max(self._operators.prefill_attention_seconds(sequences, new, computed), alone)
 
     def _decode_attention(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
         """Base and slope in the batch's context tokens, and the index of the knot that starts the segment."""

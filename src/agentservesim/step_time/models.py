@@ -195,6 +195,7 @@ def model(name_or_path: str) -> Model:
     lacks a field or describes what is not modelled, with the file and the field.
     """
     key = name_or_path.strip().lower().replace("/meta-llama-3", "/llama-3").removesuffix("-instruct")
+    key = key.replace("-instruct-hf", "-hf")
     if key in _BY_NAME:
         return _BY_NAME[key]
     path = Path(name_or_path).expanduser()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +46,7 @@ class TablesStepTime(LinedStepTime):
     skew_fit.csv      what unequal decode contexts add (skew.py); without the file,
                       or where meta.yaml says `skew_fit: {enabled: false}`, nothing
 
-    Linear between measured points and beyond the outermost. Several prefill chunks count as one with all
+    Linear between measured points and beyond the last. Several prefill chunks count as one with all
     their tokens, over as much of a cached prefix as gives the same pairs of query and key. All-reduces are
     not in the tables: all_reduce.py has them.
     """
@@ -192,15 +191,7 @@ class TablesStepTime(LinedStepTime):
 
 def _piece(curve: Curve | Grid, context: float) -> _Piece:
     assert isinstance(curve, Curve)
-    xs, ys = curve.xs, curve.ys
-    if len(xs) == 1:
-        return _Piece(ys[0], 0.0, -math.inf, math.inf)
-    at = min(segment(xs, context), len(xs) - 2)
-    slope = (ys[at + 1] - ys[at]) / (xs[at + 1] - xs[at])
-    base = ys[at] - slope * xs[at]
-    if context >= xs[-1]:
-        return _Piece(base, slope, xs[-1], math.inf)
-    return _Piece(base, slope, xs[at] if at else -math.inf, xs[at + 1])
+    return _Piece(*curve.piece(context))
 
 
 def _operators(file: Path, key: str, layers: int | None) -> Curve:

@@ -25,7 +25,7 @@ _STYLE = (
 def write_report(path: Path, validation: Validation) -> None:
     """Write the page; plotly.js is inside it."""
     real, simulated = validation.sides
-    figure = _figure(2, [f"{label}, share of calls below" for _, label in PANELS] + [
+    figure = subplots(2, [f"{label}, share of calls below" for _, label in PANELS] + [
         f"{label} over the run" for _, label in PANELS
     ])
     for column, (name, _) in enumerate(PANELS, start=1):
@@ -58,7 +58,8 @@ def write_page(path: Path, title: str, body: str, figure: Any) -> None:
     )
 
 
-def _figure(rows: int, titles: list[str]) -> Any:
+def subplots(rows: int, titles: list[str]) -> Any:
+    """A plotly figure of panels, `rows` of them high."""
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=rows, cols=len(titles) // rows, subplot_titles=titles)

@@ -16,6 +16,7 @@ from agentservesim.config import RunConfig
 from agentservesim.errors import InputError
 from agentservesim.run import simulate
 from agentservesim.simulation import Simulation
+from agentservesim.step_time import StepTimeModel
 from agentservesim.validation.findings import findings
 from agentservesim.validation.metrics import Side, errors, numbers, paired_rows, sides
 from agentservesim.validation.pairing import CallNames, Pairing, pair
@@ -96,11 +97,14 @@ def validate(
 
 
 def simulated_calls(
-    config: RunConfig, from_queue: bool, on_progress: Callable[[Simulation], None] | None = None
+    config: RunConfig,
+    from_queue: bool,
+    on_progress: Callable[[Simulation], None] | None = None,
+    step_time: StepTimeModel | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of calls.parquet, each with start_s: its release, or its entry into the engine's queue."""
     watch = _QueueWatch(on_progress)
-    result = simulate(config, None, watch if from_queue else on_progress)
+    result = simulate(config, None, watch if from_queue else on_progress, step_time=step_time)
     rows = result.tables["calls"].to_pylist()
     for row in rows:
         row["start_s"] = watch.queued_s(row) if from_queue else row["released_s"]
