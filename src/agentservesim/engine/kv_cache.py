@@ -90,6 +90,9 @@ class KVCacheManager:
             if self.block_size == 1 or pool.num_unhashed_free + pool.num_hashed_free == 0:
                 return self.allocate_slots(request, 1)
             pool.allocate(request.table, 1)
+            if num_computed == request.num_tokens:
+                # Asynchronous scheduling: the block before was filled by a token that was then in flight.
+                pool.cache_full_blocks(request.table, request.content, num_computed // self.block_size)
         elif in_block == self.block_size - 1 and num_computed < request.num_tokens:
             self.block_pool.cache_full_blocks(
                 request.table, request.content, (num_computed + 1) // self.block_size

@@ -17,7 +17,7 @@ class Request:
     num_hit_tokens        prefix hit of the latest admission; first_hit_tokens that of the first
     num_output_placeholders, num_in_flight_tokens, num_stale_tokens
                           used by asynchronous scheduling alone; see AsyncScheduler
-    scheduled_s           start of the first step it was in; first_token_s, completed_s: ends of steps
+    scheduled_s           when it was first scheduled; first_token_s, completed_s: ends of steps
     """
 
     __slots__ = (

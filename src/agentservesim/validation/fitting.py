@@ -228,6 +228,11 @@ def _warnings(found: Fit, mixed: Mask, decodes: Array, outliers: int) -> list[st
             "begun before the warm-up ended?"
         )
     errors = found.errors()
+    if errors["in_sample"].median > 0.1:
+        warnings.append(
+            f"even with the fit half of the steps are off by more than {errors['in_sample'].median:.0%}: were "
+            "they logged on another GPU, model or tp than the config's?"
+        )
     if errors["held_out"].median > errors["uncorrected"].median:
         warnings.append("on shapes it has not seen the fit is worse than the back end alone: do not use it")
     elif errors["held_out"].median > 2 * errors["in_sample"].median + 0.01:
