@@ -2,13 +2,14 @@
 
     AGENTSERVESIM_DATA=/path/to/data python scripts/fit_residuals.py [--date 2026-01-31] [--out FOLDER]
 
-Each row of measured/step_walls/*_step_overhead.csv is the median of many real steps of one shape. The files do
-not say what the steps attended to; these two rules make the numbers agree:
+Each row of measured/step_walls/*_step_overhead.csv is the median of many real steps of one shape. The files
+do not say what the steps attended to; these two rules make the numbers agree:
 
-- Prefixes. A prompt of P tokens computed in chunks of c has (P - c) / 2 cached before a chunk, on average. With
-  P = 16,384 a 70B chunk of 1,024 on a B200 takes what the same device took for a whole prompt of 1,024 tokens
-  (infercept_profile_b200_70B_tp1.json, 124.4 ms) plus the attention over that prefix: 142 ms. The short chunks
-  of the B200 8B file (64 to 1,900 tokens, up to 120 decodes) are a second run, with prompts of 1,900.
+- Prefixes. A prompt of P tokens computed in chunks of c has (P - c) / 2 cached before a chunk, on average.
+  With P = 16,384 a 70B chunk of 1,024 on a B200 takes what the same device took for a whole prompt of 1,024
+  tokens (infercept_profile_b200_70B_tp1.json, 124.4 ms) plus the attention over that prefix: 142 ms. The
+  short chunks of the B200 8B file (64 to 1,900 tokens, up to 120 decodes) are a second run, with prompts of
+  1,900.
 - Decode contexts. Of each decode-only row, the context at which the back end's operators take kernel_us, the
   profiled kernels' sum. Chunks beside as many decodes take the same; in the short run all take SHORT_CONTEXT.
 
@@ -56,8 +57,8 @@ WALLS = (
         "llama-3.1-70b",
         2,
         "infercept_profile_rtx6000_70B_tp2.json",
-        "The table has two rows for 16,384 tokens with 4 and with 8 decodes, 24 % apart. Kept: the one nearer to "
-        "the time of a whole prompt in infercept_profile_rtx6000_70B_tp2.json.",
+        "The table has two rows for 16,384 tokens with 4 and with 8 decodes, 24 % apart. Kept: the one "
+        "nearer to the time of a whole prompt in infercept_profile_rtx6000_70B_tp2.json.",
     ),
 )
 

@@ -24,8 +24,16 @@ RATES_PER_S = (0.01, 0.02)
 def run(trace: str, rate_per_s: float, retention: str, scheduling: str, admission: str) -> dict[str, Any]:
     """The summary of one cell."""
     config = {
-        "workload": {"source": trace, "arrivals": {"process": "poisson", "rate_per_s": rate_per_s, "seed": 42}},
-        "cluster": {"gpu": "rtx_pro_6000_server", "model": "llama-3.1-70b", "tp": 2, "kv_cache_tokens": 115648},
+        "workload": {
+            "source": trace,
+            "arrivals": {"process": "poisson", "rate_per_s": rate_per_s, "seed": 42},
+        },
+        "cluster": {
+            "gpu": "rtx_pro_6000_server",
+            "model": "llama-3.1-70b",
+            "tp": 2,
+            "kv_cache_tokens": 115648,
+        },
         "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 16384, "max_model_len": 131072},
         "policies": {"retention": retention, "scheduling": scheduling, "admission": admission},
     }
@@ -39,7 +47,9 @@ def main() -> None:
     cells = [(r, s, "none") for r, s in itertools.product(RETENTION, SCHEDULING)] + list(BEYOND)
     for rate_per_s in RATES_PER_S:
         print(f"\n### {rate_per_s} programs/s\n")
-        print("| retention | scheduling | admission | mean JCT, s | vs lru + fcfs | prefix hits | preemptions | reclaimed |")
+        print(
+            "| retention | scheduling | admission | mean JCT, s | vs lru + fcfs | prefix hits | preemptions | reclaimed |"
+        )
         print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
         baseline = None
         for cell in cells:

@@ -340,6 +340,21 @@ def test_the_oldest_of_the_remaining_holders_is_found_next() -> None:
     assert cache.hit(a) == 1
 
 
+def test_a_free_copy_that_becomes_the_one_found_keeps_its_place_in_the_queue() -> None:
+    cache, a = Cache(5), text("a")
+    first = cache.admit(a, 12, chunk=4)
+    second = cache.run(a, 12)  # shares block 0, and is the first to compute blocks 1 and 2
+    assert first is not None
+    cache.grow(first, 12)
+    cache.finish(second)
+    cache.finish(first)
+    hits = []
+    for _ in range(5):
+        cache.take(1)
+        hits.append(cache.hit(a))
+    assert hits == [3, 3, 2, 1, 0]
+
+
 # --- parking ------------------------------------------------------------------------------------------------
 
 
@@ -533,6 +548,18 @@ def test_blocks_in_use_stay_protected_through_a_reclaim() -> None:
     assert cache.counts == (10, 0, 0, 0)
     cache.finish(live)
     assert cache.counts == (7, 2, 1, 0)
+
+
+def test_blocks_in_use_at_the_start_of_an_entry_stay_protected_however_much_is_needed() -> None:
+    """Giving them up would free nothing now, and lose them once they are no longer used."""
+    cache, a, b = Cache(10), text("a"), text("b")
+    cache.leave_parked(a, 5)
+    live = cache.run(a, 9)  # uses 2 of them
+    cache.leave_parked(b, 4, value=1.0)
+    cache.take(6)
+    assert cache.events == [("reclaim", "a", 3), ("reclaim", "b", 3)]
+    cache.finish(live)
+    assert cache.counts == (6, 3, 0, 1)
 
 
 def test_an_entry_all_in_use_yields_nothing_and_loses_nothing() -> None:

@@ -23,14 +23,21 @@ from helpers import config_dict, program, turn, write_config, write_native
 from in_process import cli  # noqa: F401
 
 DECODE_ONLY = {"step": 300.0, "decodes": 12.0, "context_tokens": 0.01}
-WITH_PREFILL = {"step": 900.0, "prefills": 150.0, "prefill_tokens": 2.0, "decodes": 20.0, "context_tokens": 0.02}
+WITH_PREFILL = {
+    "step": 900.0,
+    "prefills": 150.0,
+    "prefill_tokens": 2.0,
+    "decodes": 20.0,
+    "context_tokens": 0.02,
+}
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     source = write_native(tmp_path_factory.mktemp("work") / "work.jsonl", [program("a", [turn(64, 8)])])
-    return parse_config(config_dict(source, step_time={"backend": "measured", "base_s": 0.0,
-                                                       "per_prefill_token_s": 0.0, "per_decode_s": 0.0}))  # fmt: skip
+    data = config_dict(source)
+    data["step_time"] = {"backend": "measured"}
+    return parse_config(data)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +153,10 @@ def test_every_form_of_log_reads_alike(backend, tmp_path, suffix):
     ("text", "message"),
     [
         ("seconds,decodes\n1,2\n", "expected prefills among them"),
-        ("seconds,prefills,decodes,decode_context_tokens\n-1,,2,40\n", "steps.csv:2: seconds is -1.0: expected"),
+        (
+            "seconds,prefills,decodes,decode_context_tokens\n-1,,2,40\n",
+            "steps.csv:2: seconds is -1.0: expected",
+        ),
         ("seconds,prefills,decodes,decode_context_tokens\n1,512,0,0\n", "steps.csv:2: prefills has '512'"),
         ("seconds,prefills,decodes,decode_context_tokens\n1,,0,0\n", "expected a step with sequences"),
         ("seconds,prefills,decodes,decode_context_tokens\n1,,4,2\n", "expected at least decodes, 4"),
@@ -157,7 +167,7 @@ def test_every_form_of_log_reads_alike(backend, tmp_path, suffix):
 def test_a_wrong_log_is_named(tmp_path, text, message):
     path = tmp_path / "steps.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="steps.csv") as raised:
+    with pytest.raises(InputError, match=r"steps\.csv") as raised:
         read_steps(path)
     assert message in str(raised.value)
 
@@ -192,18 +202,18 @@ def requests(tmp_path_factory, backend):
 def test_requests_alone_give_a_residual(requests):
     _, config, real = requests
     found = calibrate_requests(config, real, seed=1)
-    print(found.coefficients, found.errors, found.evaluations)
+    assert found.coefficients["prefill_tokens"] == pytest.approx(3, rel=0.2)
     for half in ("training", "held_out"):
         before, after = found.errors[half]["before"], found.errors[half]["after"]
         assert before["latency_mape"] > 0.1 > 0.02 > after["latency_mape"]
-        assert abs(after["ttft_mean"]) < 0.03
+        assert abs(after["ttft_mean"]) < 0.05
     again = calibrate_requests(config, real, seed=1)
     assert again.residual == found.residual
     assert calibrate_requests(config, real, seed=2, evaluations=5).errors != found.errors
 
 
 def test_the_command(requests, backend, tmp_path, cli):  # noqa: F811
-    file, config, real = requests
+    file, _, _ = requests
     log = write_log(tmp_path / "steps.jsonl", synthetic(backend, 300))
     out = tmp_path / "residual.yaml"
     done = cli("calibrate", log, "--config", file, "-o", out, "--engine", "made up")

@@ -80,7 +80,7 @@ def test_a_residual_survives_its_file(tmp_path: Path) -> None:
         ("gpu: b200_sxm", "field 'model' is None: expected str"),
         ("gpus: 1\ngpu: a\nmodel: b\ntp: 1\nbackend: c", "unknown field 'gpus' (did you mean 'gpu'?)"),
         ("gpu: a\nmodel: b\ntp: 1\nbackend: c\nsteps: many", "field 'steps' is 'many': expected a number"),
-        ("gpu: a\nmodel: b\ntp: 1\nbackend: c\ndecode_only: 3", "field 'decode_only' is 3: expected a mapping"),
+        ("gpu: a\nmodel: b\ntp: 1\nbackend: c\ndecode_only: 3", "field 'decode_only' is 3: expected"),
         (
             "gpu: a\nmodel: b\ntp: 1\nbackend: c\ndecode_only: {coefficients: {decode: 1}}",
             "unknown feature 'decode' (did you mean 'decodes'?)",
@@ -129,9 +129,7 @@ def test_the_shipped_one_is_found_by_all_four_keys() -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_the_script_gives_what_ships(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_gives_what_ships(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTSERVESIM_DATA", str(data_dir))
     date = shipped()[0].date
     monkeypatch.setattr(sys, "argv", ["fit_residuals.py", "--date", date, "--out", str(tmp_path)])
@@ -171,7 +169,8 @@ def test_a_config_chooses_its_residual(tmp_path: Path) -> None:
 
 
 def test_features_are_cut_to_their_range() -> None:
-    regime = Regime({"prefill_tokens": (100.0, 500.0)}, {"prefill_tokens": 2.0, "prefill_tokens_over_300": 1.0})
+    coefficients = {"prefill_tokens": 2.0, "prefill_tokens_over_300": 1.0}
+    regime = Regime({"prefill_tokens": (100.0, 500.0)}, coefficients)
     features = {"decodes": 1.0, "prefill_tokens": 400.0}
     assert regime.seconds(features) == pytest.approx((2 * 400 + 100) * 1e-6)
     assert regime.seconds({**features, "prefill_tokens": 9e9}) == pytest.approx((2 * 500 + 200) * 1e-6)
@@ -215,7 +214,8 @@ def test_a_corrected_decode_step_stays_on_its_line(
 ) -> None:
     ranges = {"context_tokens": (float(low), float(low + width)), "operators": (18_000.0, 40_000.0)}
     fitted = residual(decode_only=Regime(ranges, coefficients))
-    inner, model, fresh = roofline(), CorrectedStepTime(roofline(), fitted), CorrectedStepTime(roofline(), fitted)
+    inner = roofline()
+    model, fresh = CorrectedStepTime(inner, fitted), CorrectedStepTime(roofline(), fitted)
     decodes, tokens = len(contexts), sum(contexts)
     line = model.decode_line(decodes, tokens)
     assert line.from_tokens <= tokens < line.until_tokens
@@ -266,7 +266,8 @@ def made_up_steps(noise: float = 0.0, seed: int = 1) -> list[StepSample]:
             operators_s = 5e-3 + 2e-5 * (chunk + decodes)
             missed = 4e-3 + 1.5e-6 * chunk if chunk else 3e-4 + 2e-6 * decodes
             wall_s = (operators_s + missed) * (1 + noise * draw.gauss(0, 1))
-            samples.append(StepSample(chunk, int(chunk > 0), decodes, decodes * 500, operators_s, wall_s, 100))
+            batch = (chunk, int(chunk > 0), decodes, decodes * 500)
+            samples.append(StepSample(*batch, operators_s, wall_s, 100))
     return samples
 
 

@@ -378,15 +378,15 @@ def test_fcfs_admits_in_the_order_of_submission() -> None:
 def test_priority_admits_by_priority_then_arrival_then_id() -> None:
     engine = scheduler(policy="priority", max_num_seqs=4)
     for name, priority, arrival_s in [
-        ("e", 2, 0.0),
-        ("d", 1, 7.0),
+        ("a", 2, 0.0),
+        ("b", 1, 7.0),
+        ("d", 1, 5.0),
         ("c", 1, 5.0),
-        ("b", 1, 5.0),
-        ("a", 0, 9.0),
+        ("e", 0, 9.0),
     ]:
         add(engine, name, 4, priority=priority, arrival_s=arrival_s)
-    assert names(engine.waiting) == ["a", "b", "c", "d", "e"]
-    assert list(step(engine)) == ["a", "b", "c", "d"]
+    assert names(engine.waiting) == ["e", "c", "d", "b", "a"]
+    assert list(step(engine)) == ["e", "c", "d", "b"]
 
 
 def test_priority_does_not_preempt_to_admit() -> None:
@@ -528,8 +528,10 @@ def test_a_request_stops_at_max_tokens() -> None:
 def test_a_request_stops_at_max_model_len() -> None:
     engine = scheduler(max_model_len=12)
     request = add(engine, "a", 9, max_tokens=100)
-    assert steps(engine, 4) == [{"a": 9}, {"a": 1}, {"a": 1}, {}]
+    assert steps(engine, 3) == [{"a": 9}, {"a": 1}, {"a": 1}]
     assert (request.num_output_tokens, request.num_tokens) == (3, 12)
+    assert request.completed_s is not None
+    assert engine.running == []
 
 
 def test_finished_requests_are_disposed_of_in_batch_order() -> None:

@@ -38,7 +38,7 @@ def config(
         {
             "workload": {"source": "unused"},
             "cluster": {"gpu": gpu_name, "model": model_name, "tp": tp},
-            "step_time": {"backend": backend, **step},
+            "step_time": {"backend": backend, "residual": "none", **step},
         }
     )
 

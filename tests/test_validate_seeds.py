@@ -100,7 +100,9 @@ def test_one_seed_says_that_it_shows_no_interval(config, cli):  # noqa: F811
 
 
 def test_seeds_that_change_nothing_are_refused(config, cli):  # noqa: F811
-    done = cli("compare", config, "--set", "workload.arrivals={process: closed_loop, lanes: 2}", "--seeds", "3")
+    done = cli(
+        "compare", config, "--set", "workload.arrivals={process: closed_loop, lanes: 2}", "--seeds", "3"
+    )
     assert done.returncode == 2 and "--seeds 3" in done.stderr
     assert cli("compare", config, "--seeds", "0").returncode == 2
 

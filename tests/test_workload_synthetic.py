@@ -131,7 +131,7 @@ def test_the_bundled_workload_does_not_change_unnoticed() -> None:
 
 def test_turn_counts_follow_their_distribution() -> None:
     counts = np.sort([len(p.turns) for p in take("swebench-like", 0, 500)])
-    expected = [SWEBENCH.turns.quantile((rank + 0.5) / 500) for rank in range(500)]
+    expected = [SWEBENCH.kinds[0].turns.quantile((rank + 0.5) / 500) for rank in range(500)]
     assert np.abs(counts - expected).mean() < 0.5
 
 

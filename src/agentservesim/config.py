@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentservesim.errors import InputError, nearest
 
@@ -19,11 +19,13 @@ class _Section(BaseModel):
 
 
 class ArrivalsConfig(_Section):
-    """When programs start. `recorded` takes each program's arrival_s; `closed_loop` keeps `lanes` running."""
+    """When programs start. `recorded` takes each program's arrival_s; `closed_loop` keeps `lanes` running;
+    `bursts` starts `size` programs at once, at Poisson times."""
 
-    process: Literal["recorded", "poisson", "gamma", "closed_loop"] = "recorded"
+    process: Literal["recorded", "poisson", "gamma", "bursts", "closed_loop"] = "recorded"
     rate_per_s: Annotated[float, Field(gt=0)] | None = None
     cv: Annotated[float, Field(gt=0, description="gamma: coefficient of variation")] = 1.0
+    size: Annotated[int, Field(ge=1, description="bursts: programs a burst")] | None = None
     lanes: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -31,16 +33,21 @@ class ArrivalsConfig(_Section):
     def _complete(self) -> ArrivalsConfig:
         if self.process in ("poisson", "gamma") and self.rate_per_s is None:
             raise ValueError(f"process {self.process} needs rate_per_s (programs per second)")
+        if self.process == "bursts" and (self.rate_per_s is None or self.size is None):
+            raise ValueError("process bursts needs rate_per_s (bursts per second) and size (programs)")
         if self.process == "closed_loop" and self.lanes is None:
             raise ValueError("process closed_loop needs lanes (programs that run at a time)")
         return self
 
 
 class WorkloadConfig(_Section):
-    """Where programs come from: a trace file, folder or glob, `-`, or a bundled workload named examples/….
+    """Where programs come from: a trace file, folder or glob, `-`, a fit, or a bundled one named examples/….
 
     lenient       skip and count malformed lines instead of stopping at them
     max_pause_s   longest pause of a person, in seconds; longer ones are cut to it
+    programs      the first so many, before any transform
+    seed          of generated workloads
+    transforms    what-if changes, in order: {name: {key: value}} or name:key=value
     """
 
     source: str
@@ -49,7 +56,20 @@ class WorkloadConfig(_Section):
     max_pause_s: Annotated[float, Field(ge=0)] | None = None
     programs: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
+    transforms: tuple[dict[str, dict[str, Any]], ...] = ()
     arrivals: ArrivalsConfig = ArrivalsConfig()
+
+    @field_validator("transforms", mode="before")
+    @classmethod
+    def _known_transforms(cls, given: object) -> object:
+        if not given:
+            return ()
+        from agentservesim.workload.transforms import parse_transform  # which needs this module
+
+        try:
+            return [parse_transform(spec) for spec in (given if isinstance(given, list | tuple) else [given])]
+        except InputError as error:
+            raise ValueError(str(error)) from None
 
 
 class ClusterConfig(_Section):
@@ -118,9 +138,7 @@ class StepTimeConfig(_Section):
     @model_validator(mode="after")
     def _tables_folder(self) -> StepTimeConfig:
         if (self.backend == "tables") != (self.path is not None):
-            raise ValueError(
-                "path, a folder with tp<N>/*.csv, is needed by backend tables and by no other"
-            )
+            raise ValueError("path, a folder with tp<N>/*.csv, is needed by backend tables and by no other")
         return self
 
 

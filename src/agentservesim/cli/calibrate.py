@@ -56,7 +56,9 @@ def _from_steps(
         ("with the residual", "in_sample"),
         ("on shapes it has not seen", "held_out"),
     ):
-        table.add_row(label, *(signed(getattr(residual.error[key], q)).lstrip("+") for q in ("median", "p90")))
+        table.add_row(
+            label, *(signed(getattr(residual.error[key], q)).lstrip("+") for q in ("median", "p90"))
+        )
     screen.print(table)
     _say(fitted.warnings)
     screen.print(f"\nwritten to {out}, and a plot to {page}; use it with step_time: {{residual: {out}}}")
@@ -79,7 +81,9 @@ def _from_requests(
         return 0
     screen = console()
     screen.print(f"[bold]{fitted.evaluations} simulations[/bold]\n")
-    table = plain_table("error", *(f"{half.replace('_', ' ')}, {w}" for half in HALVES for w in ("before", "after")))
+    table = plain_table(
+        "error", *(f"{half.replace('_', ' ')}, {w}" for half in HALVES for w in ("before", "after"))
+    )
     for key in MEASURES:
         cells = [fitted.errors[half][when][key] for half in HALVES for when in ("before", "after")]
         table.add_row(key, *(signed(cell) for cell in cells))

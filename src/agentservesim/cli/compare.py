@@ -53,9 +53,7 @@ def compare_command(
     return 3 if failed else 0
 
 
-def _simulate(
-    configs: list[RunConfig], step_time: StepTimeModel, title: str
-) -> list[dict[str, Any]] | None:
+def _simulate(configs: list[RunConfig], step_time: StepTimeModel, title: str) -> list[dict[str, Any]] | None:
     """A summary a seed; None after Ctrl-C."""
     summaries = []
     for number, config in enumerate(configs, start=1):

@@ -13,7 +13,7 @@ from agentservesim import __version__
 from agentservesim.cli.tables import console, plain_table
 from agentservesim.config import parse_config
 
-LIBRARIES = ("aiconfigurator-core", "msgspec", "numpy", "pyarrow", "pydantic", "rich", "typer")
+LIBRARIES = ("aiconfigurator-core", "msgspec", "numpy", "plotly", "pyarrow", "pydantic", "rich", "typer")
 
 
 def doctor_command(json_output: bool) -> int:

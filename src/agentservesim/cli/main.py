@@ -44,6 +44,10 @@ MaxPause = Annotated[
     float | None,
     typer.Option("--max-pause", metavar="SECONDS", min=0, help="Cut people's pauses in a trace to this."),
 ]
+Anonymize = Annotated[
+    bool,
+    typer.Option("--anonymize", help="Drop names, keep numbers: p0001, t0, tool-a by frequency, prefix-1."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
@@ -126,13 +130,17 @@ def validate(
 @app.command()
 def calibrate(
     file: Annotated[
-        Path, typer.Argument(help="A log of real steps (.csv, .jsonl, .parquet), or with --from-requests a real run.")
+        Path,
+        typer.Argument(
+            help="A log of real steps (.csv, .jsonl, .parquet), or with --from-requests a real run."
+        ),
     ],
     config: Annotated[str, typer.Option(help="The config whose back end is to be corrected.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The residual to write, a YAML file.")],
     overrides: Overrides = None,
     from_requests: Annotated[
-        bool, typer.Option("--from-requests", help="Fit to the times of requests, where steps were not logged.")
+        bool,
+        typer.Option("--from-requests", help="Fit to the times of requests, where steps were not logged."),
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Where the plot goes; beside -o by default.")] = None,
     engine: Annotated[str, typer.Option(help="What was measured, for the file: 'vLLM 0.19'.")] = "",
@@ -174,12 +182,15 @@ def trace_inspect(
     ] = None,
     lenient: Lenient = False,
     max_pause: MaxPause = None,
+    model: Annotated[
+        str, typer.Option(help="Whose KV the working set counts: a known model, or a config.json.")
+    ] = "llama-3.1-8b",
     json_output: Json = False,
 ) -> None:
-    """Say what a workload holds: turns, tokens, reuse, tools and gaps."""
+    """Say what a workload holds: turns, tokens, reuse, sharing, tools, gaps, and the KV it needs."""
     from agentservesim.cli.trace import inspect_command
 
-    inspect_command(files, format_name, lenient, max_pause, json_output)
+    inspect_command(files, format_name, lenient, max_pause, model, json_output)
 
 
 @trace_app.command("convert")
@@ -191,11 +202,42 @@ def trace_convert(
     ] = None,
     lenient: Lenient = False,
     max_pause: MaxPause = None,
+    transforms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--transform",
+            metavar="NAME:key=value,…",
+            help="A what-if change such as sample:programs=20,seed=1 or scale_gaps:factor=2; may be "
+            "repeated, applied in order.",
+        ),
+    ] = None,
+    anonymous: Anonymize = False,
 ) -> None:
-    """Write a workload in the native format."""
+    """Write a workload in the native format, changed or without names if asked to."""
     from agentservesim.cli.trace import convert_command
 
-    convert_command(files, out, format_name, lenient, max_pause)
+    convert_command(files, out, format_name, lenient, max_pause, transforms or [], anonymous)
+
+
+@trace_app.command("fit")
+def trace_fit(
+    files: Annotated[list[str], typer.Argument(help="Trace files, folders, globs, -, or bundled workloads.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The fit to write, a YAML file.")],
+    name: Annotated[str, typer.Option(help="What the generated programs' ids begin with.")] = "fit",
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Format, if not to be recognised.")
+    ] = None,
+    lenient: Lenient = False,
+    max_pause: MaxPause = None,
+    anonymous: Anonymize = False,
+) -> None:
+    """Learn a generator from a workload: quantiles only, to share or to draw more programs from.
+
+    Run it with workload.source set to the file.
+    """
+    from agentservesim.cli.trace import fit_command
+
+    fit_command(files, out, name, format_name, lenient, max_pause, anonymous)
 
 
 def _version(value: bool) -> None:

@@ -14,7 +14,7 @@ from agentservesim.cli.tables import console, count, joules, percent, plain_tabl
 from agentservesim.config import RunConfig
 from agentservesim.policies import registry
 from agentservesim.run import Result, simulate
-from agentservesim.workload import BUNDLED
+from agentservesim.workload import generator_of
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -41,16 +41,20 @@ def run_command(
 def expected_programs(config: RunConfig) -> int | None:
     """How many programs a run will have, where that can be told beforehand: from the config, or from the
     lines of a file that has one program a line."""
+    if config.workload.transforms:
+        return None
     if config.workload.programs is not None:
         return config.workload.programs
-    if config.workload.source in BUNDLED:
-        return BUNDLED[config.workload.source].programs
+    description = generator_of(config.workload.source)
+    if description is not None:
+        return description.programs
     path = Path(config.workload.source)
     if not path.is_file():
         return None
     with path.open("rb") as file:
         first = file.readline()
-        if b'"program_id"' not in first and b'"session_id"' not in first:
+        native = b'"program_id"' in first and b'"turns"' in first
+        if not native and b'"sub_requests"' not in first:  # other formats have several lines a program
             return None
         return 1 + sum(1 for line in file if line.strip())
 

@@ -17,9 +17,7 @@ NAMED = 20
 MEASURES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("latency", "latency"), ("jct", "JCT"))
 
 
-def validate_command(
-    name: str, real: Path, overrides: list[str], out: Path | None, json_output: bool
-) -> int:
+def validate_command(name: str, real: Path, overrides: list[str], out: Path | None, json_output: bool) -> int:
     """Returns the exit code: 3 when a call on either side has no partner."""
     config = open_config(name, overrides, {})
     with watch("simulating", partial(expected_programs, config)) as on_progress:
@@ -54,7 +52,11 @@ def _show(result: Validation, out: Path | None) -> None:
                 signed(errors[f"{key}_mape"]).lstrip("+") if statistic == "mean" else "",
             )
     table.add_row(
-        "ITL mean", seconds(real["itl_mean_s"]), seconds(simulated["itl_mean_s"]), signed(errors["itl_mean"]), ""
+        "ITL mean",
+        seconds(real["itl_mean_s"]),
+        seconds(simulated["itl_mean_s"]),
+        signed(errors["itl_mean"]),
+        "",
     )
     for key, label in (("output_tokens_per_s", "output tokens/s"), ("calls_per_s", "calls/s")):
         table.add_row(label, _rate(real[key]), _rate(simulated[key]), signed(errors[key]), "")
@@ -73,8 +75,8 @@ def _show(result: Validation, out: Path | None) -> None:
 def _unpaired(result: Validation) -> str:
     pairing = result.pairing
     lines = [
-        f"{len(pairing.real_alone)} calls of the real run and {len(pairing.simulated_alone)} simulated ones have "
-        "no partner; they are left out"
+        f"{len(pairing.real_alone)} calls of the real run and {len(pairing.simulated_alone)} simulated ones "
+        "have no partner; they are left out"
     ]
     named = [*pairing.real_alone, *pairing.simulated_alone]
     lines += [f"  {name}" for name in named[:NAMED]]

@@ -71,7 +71,7 @@ def _residual(wanted: str, chip: Gpu, spec: Model, tp: int, backend: str) -> Res
     residual = load_residual(Path(wanted))
     if residual.backend != backend:
         raise InputError(
-            f"{wanted}: field 'backend' is {residual.backend!r}: it corrects that back end, and step_time uses "
-            f"{backend!r}"
+            f"{wanted}: field 'backend' is {residual.backend!r}: it corrects that back end, "
+            f"and step_time uses {backend!r}"
         )
     return residual

@@ -51,7 +51,8 @@ def _measured(gpu: Gpu, library: str, table: str, gpus: int) -> list[tuple[int, 
     from pyarrow import parquet
 
     folder = systems_folder() / "data" / gpu.name / "comm" / library
-    for file in sorted(folder.glob(f"*/{table}.parquet"), key=lambda f: _version(f.parent.name), reverse=True):
+    files = folder.glob(f"*/{table}.parquet")
+    for file in sorted(files, key=lambda file: _version(file.parent.name), reverse=True):
         points = [
             (int(row["message_size"]), float(row["latency"]) / 1e3)
             for row in parquet.read_table(file).to_pylist()

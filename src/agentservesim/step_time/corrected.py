@@ -21,9 +21,7 @@ class CorrectedStepTime(LinedStepTime):
         self.uses_spread = inner.uses_spread
         self.source = f"{inner.source}; {residual.described}"
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         line = self._inner._seconds_line(decodes, decode_context_tokens, spread)
         if self._decode_only is None:
             return line._replace(in_grid=False)
@@ -65,10 +63,8 @@ def _corrected(line: SecondsLine, regime: Regime, decodes: int, tokens: float) -
             end = min(end, edge)
 
     def features(at: float) -> dict[str, float]:
-        operators_us = (line.base_s + line.slope_s * at) * 1e6
-        return {
-            "decodes": decodes, "context_tokens": at, "prefills": 0, "prefill_tokens": 0, "operators": operators_us
-        }  # fmt: skip
+        batch = {"decodes": decodes, "context_tokens": at, "prefills": 0, "prefill_tokens": 0}
+        return {**batch, "operators": (line.base_s + line.slope_s * at) * 1e6}
 
     slope_s = line.slope_s
     inside = _inside(start, end)

@@ -106,9 +106,7 @@ class LinedStepTime:
         knee = math.ceil((flat_s - base) / slope) if slope > 0 else 1
         return PrefillLine(slope, base, min(max(1, knee), self.max_num_batched_tokens))
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         raise NotImplementedError
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:

@@ -29,9 +29,7 @@ class LinearStepTime(LinedStepTime):
         """The coefficients themselves; the time grows from the first token on."""
         return PrefillLine(self._c.per_prefill_token_s, self._c.base_s, 1)
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         return SecondsLine(*self._roofline_line(decodes), -math.inf, math.inf, False)
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:

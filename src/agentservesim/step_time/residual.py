@@ -213,7 +213,8 @@ def _regime(path: Path, where: str, data: Any) -> Regime | None:
     ranges = {}
     for name, pair in _mapping(path, f"{where}.ranges", content.get("ranges")).items():
         if name not in FEATURES[1:]:
-            raise InputError(f"{path}: field '{where}.ranges': unknown feature {name!r}{nearest(name, FEATURES)}")
+            hint = nearest(str(name), FEATURES)
+            raise InputError(f"{path}: field '{where}.ranges': unknown feature {name!r}{hint}")
         if not (isinstance(pair, list) and len(pair) == 2):
             raise InputError(f"{path}: field '{where}.ranges.{name}' is {pair!r}: expected [lowest, highest]")
         low, high = (_number(path, f"{where}.ranges.{name}", bound) for bound in pair)

@@ -114,13 +114,13 @@ def _candidates(samples: Sequence[StepSample]) -> list[tuple[str, ...]]:
     decodes = ("decodes",) if len({s.decodes for s in samples}) > 2 else ()
     chunks = sorted({s.prefill_tokens for s in samples})
     if chunks == [0]:
-        sets: list[tuple[str, ...]] = [(), ("step",), ("operators",), ("step", *decodes), ("operators", *decodes)]
+        sets: list[tuple[str, ...]] = [(), ("step",), ("operators",)]
     else:
         step = ("step",) if chunks[0] <= SMALL_CHUNK else ()
-        knees = tuple(f"prefill_tokens_over_{chunk}" for chunk in _knots(chunks[1:-1] if step else chunks[:-1]))
-        rising = ("prefill_tokens", *knees)
+        between = chunks[1:-1] if step else chunks[:-1]
+        rising = ("prefill_tokens", *(f"prefill_tokens_over_{chunk}" for chunk in _knots(between)))
         sets = [(), (*step, "operators"), (*step, "prefill_tokens"), (*step, *rising)]
-        sets += [(*terms, *decodes) for terms in sets[1:]]
+    sets += [(*terms, *decodes) for terms in sets[1:]]
     room = len({s.shape for s in samples}) - 1
     return list(dict.fromkeys(terms for terms in sets if len(terms) <= room))
 
@@ -187,7 +187,8 @@ def _huber(table: _Floats, target: _Floats, weights: _Floats) -> _Floats:
         error = np.abs(target - columns @ solved)
         sigma = max(1.4826 * float(np.median(error)), 1e-9)
         robust = np.minimum(1.0, _HUBER * sigma / np.maximum(error, 1e-12))
-    return solved / scale
+    coefficients: _Floats = solved / scale
+    return coefficients
 
 
 def _error(sample: StepSample, regime: Regime) -> float:

@@ -111,9 +111,7 @@ class RooflineStepTime(LinedStepTime):
             f"{reason}; " if reason else ""
         ) + "step times are a roofline estimate, not a measurement"
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         return SecondsLine(*self._roofline.decode_line(decodes), -math.inf, math.inf, False)
 
     def _roofline_line(self, decodes: int) -> tuple[float, float]:

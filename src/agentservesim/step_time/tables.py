@@ -75,9 +75,7 @@ class TablesStepTime(LinedStepTime):
         if self._reduce is not None:
             self.source += f"; all-reduce: {self._reduce.source}"
 
-    def _seconds_line(
-        self, decodes: int, decode_context_tokens: int, spread: Spread | None
-    ) -> SecondsLine:
+    def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
         tokens = decode_context_tokens
         mean = self._decode_piece(decodes, tokens / decodes)
         base, slope = mean.base, mean.slope
@@ -121,9 +119,7 @@ class TablesStepTime(LinedStepTime):
             attention += alpha * (self._grid(chunk, cached, decodes, longest) - attention)
         tokens, sequences = decodes + chunk, decodes + len(prefills)
         seconds = (
-            self._shared_us(tokens)
-            + self._sequences(sequences)
-            + self._layers * max(attention - saved, 0.0)
+            self._shared_us(tokens) + self._sequences(sequences) + self._layers * max(attention - saved, 0.0)
         ) * 1e-6
         in_grid = (
             tokens <= self._most_tokens
@@ -216,7 +212,7 @@ def _attention(file: Path) -> Grid:
             points.setdefault(tuple(row[axis] for axis in _AXES), []).append(row["time_us"])
     if len(kernels) > 1:
         names = ", ".join(map(str, sorted(map(str, kernels))))
-        raise InputError(f"{file}: column 'layer' has {names}: models with several attentions are not modelled")
+        raise InputError(f"{file}: column 'layer' has {names}: only one kind of attention is modelled")
     return Grid({point: _mean(repeats) for point, repeats in points.items()})
 
 
@@ -224,8 +220,8 @@ def _decode_only(file: Path, grid: Grid) -> Grid:
     """The part of the attention grid without a prefill chunk."""
     if grid.xs[0] != 0 or len(grid.xs) == 1:
         raise InputError(
-            f"{file}: column 'prefill_chunk' is never {'0' if grid.xs[0] else 'above 0'}: expected steps with "
-            "a chunk and steps that only decode"
+            f"{file}: column 'prefill_chunk' is never {'0' if grid.xs[0] else 'above 0'}: "
+            "expected steps with a chunk and steps that only decode"
         )
     part = grid.below[0]
     assert isinstance(part, Grid)
@@ -238,14 +234,14 @@ def _experts(folder: Path, model: Model) -> Grid | None:
     file = folder / "moe.csv"
     if not model.experts:
         if file.is_file():
-            raise InputError(f"{file}: cluster.model {model.name} has no experts; expected tables without moe.csv")
+            raise InputError(f"{file}: cluster.model {model.name} has no experts; expected no moe.csv")
         return None
     points: dict[tuple[float, ...], list[float]] = {}
     for row in rows(file, (), ("tokens", "activated_experts", "time_us")):
         if float(row.get("ep") or 1) == 1:  # more: experts spread over GPUs instead of split
             points.setdefault((row["tokens"], row["activated_experts"]), []).append(row["time_us"])
     if not points:
-        raise InputError(f"{file}: column 'ep' is never 1: only experts split by tensor parallelism are modelled")
+        raise InputError(f"{file}: column 'ep' is never 1: only experts split over all GPUs are modelled")
     return Grid({point: _mean(repeats) for point, repeats in points.items()})
 
 

@@ -36,8 +36,8 @@ def _input_differs(pairs: Sequence[Pair], real: Side, simulated: Side) -> Iterat
         yield (
             f"the work differs: {len(other)} of {len(pairs)} calls have other token counts, the first at "
             f"{first.real.place} ({first.real.prompt_tokens} + {first.real.output_tokens} tokens, simulated "
-            f"{first.simulated['prompt_tokens']} + {first.simulated['output_tokens']}); the real run may have "
-            "stopped early, or the workload is another one"
+            f"{first.simulated['prompt_tokens']} + {first.simulated['output_tokens']}); the real run may "
+            "have stopped early, or the workload is another one"
         )
     seen: set[str] = set()
     leading = [not (pair.key[0] in seen or seen.add(pair.key[0])) for pair in pairs]  # type: ignore[func-returns-value]
@@ -45,7 +45,7 @@ def _input_differs(pairs: Sequence[Pair], real: Side, simulated: Side) -> Iterat
     spread_s = float(np.max(np.abs(lag - np.median(lag))))
     if spread_s > max(0.1, NOTABLE * float(real.latency_s.mean())):
         yield (
-            f"arrivals differ by up to {spread_s:.2g} s: use the arrivals of the real run (workload.arrivals: "
+            f"arrivals differ by up to {spread_s:.2g} s: use those of the real run (workload.arrivals: "
             "{process: recorded}), for the errors of two different loads say little"
         )
 
@@ -117,7 +117,7 @@ def _drift(real: Side, simulated: Side) -> Iterator[str]:
     parts = np.array_split(order, 3)
     early, late = (_mean_error(real.latency_s[p], simulated.latency_s[p]) for p in (parts[0], parts[-1]))
     if early is not None and late is not None and abs(late - early) > 2 * NOTABLE:
-        yield f"latency's error changes over the run: {early:+.1%} in its first third, {late:+.1%} in its last"
+        yield f"latency's error drifts: {early:+.1%} in the first third of the run, {late:+.1%} in the last"
 
 
 def _mean_error(real: Array, simulated: Array) -> float | None:

@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 FOLDS = 5
 HUBER = 1.345
-"""Errors beyond HUBER robust standard deviations count linearly, not squared: 95 % efficient for normal ones."""
+"""Errors beyond HUBER robust standard deviations count linearly: 95 % efficient if normal."""
 ROUNDS = 50
 FEW_STEPS = 200
 FEW_SHAPES = 12
@@ -118,7 +118,9 @@ def fit(steps: Sequence[Step], backend: StepTimeModel) -> Fit:
     return replace(found, warnings=_warnings(found, mixed, decodes, outliers))
 
 
-def _fit_kind(found: Fit, kind: str, features: dict[str, Array], mask: Mask, folds: npt.NDArray[np.int64]) -> int:
+def _fit_kind(
+    found: Fit, kind: str, features: dict[str, Array], mask: Mask, folds: npt.NDArray[np.int64]
+) -> int:
     """Fit one kind of step into `found`; returns how many of its steps are outliers."""
     plain = _varying(features, _FEATURES[kind], mask)
     chosen, held_out = plain, _held_out(found, features, plain, mask, folds)
@@ -164,14 +166,16 @@ def _varying(features: dict[str, Array], names: Sequence[str], mask: Mask) -> li
     """The constant, and every feature that is not one and adds something to those before it."""
     chosen = ["step"]
     for name in names[1:]:
-        columns = np.stack([features[n][mask] / max(features[n][mask].max(), 1) for n in (*chosen, name)], axis=1)
+        columns = np.stack(
+            [features[n][mask] / max(features[n][mask].max(), 1) for n in (*chosen, name)], axis=1
+        )
         if np.linalg.matrix_rank(columns, tol=1e-6 * math.sqrt(len(columns))) == len(chosen) + 1:
             chosen.append(name)
     return chosen
 
 
 def _huber(matrix: Array, target: Array, scale: Array) -> tuple[Array, int]:
-    """Coefficients, and how many steps are outliers: iteratively re-weighted least squares of target / scale."""
+    """Coefficients, and how many steps are outliers; re-weighted least squares of target / scale."""
     size = np.maximum(np.abs(matrix).max(axis=0), 1e-12)
     rows, goal = matrix / size / scale[:, None], target / scale
     weights = np.ones(len(goal))
@@ -230,7 +234,7 @@ def _warnings(found: Fit, mixed: Mask, decodes: Array, outliers: int) -> list[st
     errors = found.errors()
     if errors["in_sample"].median > 0.1:
         warnings.append(
-            f"even with the fit half of the steps are off by more than {errors['in_sample'].median:.0%}: were "
+            f"even with the fit half of the steps are off by over {errors['in_sample'].median:.0%}: were "
             "they logged on another GPU, model or tp than the config's?"
         )
     if errors["held_out"].median > errors["uncorrected"].median:

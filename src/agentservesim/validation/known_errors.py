@@ -65,7 +65,9 @@ def expected_error(config: RunConfig, backend: str) -> ExpectedError:
     ratio = RATIO_ERRORS.get(backend)
     if backend == "linear":
         return ExpectedError(None, ratio, "the error of given coefficients is whatever theirs is")
-    found = next((k for k in KNOWN if k.backend == backend and k.gpu == chip and k.experts == _moe(spec)), None)
+    found = next(
+        (k for k in KNOWN if k.backend == backend and k.gpu == chip and k.experts == _moe(spec)), None
+    )
     if found is None:
         return ExpectedError(
             None,

@@ -38,7 +38,9 @@ def difference(
     share: a smaller difference is not shown, whatever the seeds say."""
     count = len(values)
     if count != len(baseline) or not count:
-        raise ValueError(f"{count} values and {len(baseline)} baselines; expected as many of each, at least one")
+        raise ValueError(
+            f"{count} values and {len(baseline)} baselines; expected as many of each, at least one"
+        )
     differences = [value - other for value, other in zip(values, baseline, strict=True)]
     mean = math.fsum(differences) / count
     base = math.fsum(baseline) / count
@@ -141,7 +143,8 @@ def certainty(labels: Sequence[str], runs: Sequence[dict[str, Any]]) -> list[str
         small = [
             label
             for label, run in zip(labels[1:], runs[1:], strict=True)
-            if run["difference"] and run["difference"]["ci95_s"] is None
+            if run["difference"]
+            and run["difference"]["ci95_s"] is None
             and abs(run["difference"]["relative"]) < error["ratio"]
         ]
         if small:

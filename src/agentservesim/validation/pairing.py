@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from agentservesim.errors import InputError, nearest
@@ -51,9 +51,9 @@ class CallNames:
         self._ids = list(self._turns)
         self._single = all(len(turns) == 1 for turns in self._turns.values())
 
-    def keys(self) -> list[Key]:
+    def __iter__(self) -> Iterator[Key]:
         """Every call, in the order of the workload."""
-        return [(program, turn) for program, turns in self._turns.items() for turn in turns]
+        return ((program, turn) for program, turns in self._turns.items() for turn in turns)
 
     def key_of(self, call: RealCall, position: int) -> Key | None:
         """The call that a record is about; None if the workload has none such.
@@ -108,7 +108,7 @@ def pair(real: RealRun, simulated: Sequence[dict[str, Any]], names: CallNames) -
             found[key] = call
             if key not in rows:
                 alone.append(f"{_shown(call)}: not completed in the simulation")
-    pairs = [Pair(key, found[key], rows[key]) for key in names.keys() if key in found and key in rows]
+    pairs = [Pair(key, found[key], rows[key]) for key in names if key in found and key in rows]
     missing = [f"program {k[0]}, turn {k[1]}: not in the real run" for k in rows if k not in found]
     return Pairing(pairs, alone, missing)
 

@@ -18,7 +18,15 @@ from agentservesim.workload.formats._lines import Place, read_lines
 Since = Literal["queued", "released"]
 """What TTFT and latency count from: the engine's queue (vLLM's queued_ts), or the client's release."""
 
-REQUIRED = ("program_id", "turn_id", "released_s", "first_token_s", "completed_s", "prompt_tokens", "output_tokens")
+REQUIRED = (
+    "program_id",
+    "turn_id",
+    "released_s",
+    "first_token_s",
+    "completed_s",
+    "prompt_tokens",
+    "output_tokens",
+)
 _ENGINE_KEYS = frozenset({"queued_ts", "first_token_ts", "last_token_ts"})
 _CALL_KEYS = frozenset({"released_s", "first_token_s", "completed_s"})
 _FILES = ("calls.parquet", "requests.jsonl", "calls.jsonl")
@@ -102,7 +110,9 @@ def read_real_run(path: Path) -> RealRun:
     if path.is_dir():
         found = [path / name for name in _FILES if (path / name).is_file()]
         if not found:
-            raise InputError(f"{path}: the folder holds no real run; expected one of {', '.join(_FILES)} in it")
+            raise InputError(
+                f"{path}: the folder holds no real run; expected one of {', '.join(_FILES)} in it"
+            )
         path = found[0]
     if not path.is_file():
         raise InputError(f"--real {path}: no such file; expected the per-call records of a real run")

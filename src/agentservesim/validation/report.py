@@ -25,9 +25,11 @@ _STYLE = (
 def write_report(path: Path, validation: Validation) -> None:
     """Write the page; plotly.js is inside it."""
     real, simulated = validation.sides
-    figure = subplots(2, [f"{label}, share of calls below" for _, label in PANELS] + [
-        f"{label} over the run" for _, label in PANELS
-    ])
+    figure = subplots(
+        2,
+        [f"{label}, share of calls below" for _, label in PANELS]
+        + [f"{label} over the run" for _, label in PANELS],
+    )
     for column, (name, _) in enumerate(PANELS, start=1):
         for side, label in ((real, "real"), (simulated, "simulated")):
             values = getattr(side, f"{name}_s")

@@ -104,7 +104,8 @@ def _check_columns(path: Path, names: Any) -> None:
     for column in COLUMNS:
         if column not in names:
             raise InputError(
-                f"{path}: has columns {', '.join(names)}: expected {column}{nearest(column, names)} among them"
+                f"{path}: has columns {', '.join(names)}: expected {column}"
+                f"{nearest(column, names)} among them"
             )
 
 

@@ -1,4 +1,4 @@
-"""Where programs come from: trace files in several formats, and seeded synthetic workloads."""
+"""Where programs come from: trace files in several formats, and seeded generators, bundled or learned."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from itertools import chain
 from agentservesim.config import WorkloadConfig
 from agentservesim.errors import InputError, nearest
 from agentservesim.programs.program import Program
+from agentservesim.workload.fit import is_fit, read_fit
 from agentservesim.workload.formats import NoSuchFile, distinct_ids, read_programs
 from agentservesim.workload.report import ReadingReport
-from agentservesim.workload.synthetic import BUNDLED, generate
+from agentservesim.workload.synthetic import BUNDLED, Description, generate
+from agentservesim.workload.transforms import transform
 
-__all__ = ["BUNDLED", "ReadingReport", "Workload", "load_all", "load_programs"]
+__all__ = ["BUNDLED", "ReadingReport", "Workload", "generator_of", "load_all", "load_programs"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,18 @@ class Workload:
 def load_programs(config: WorkloadConfig) -> Workload:
     """Open the workload a config names; a relative path counts from the working directory.
 
-    Takes the first config.programs; by default all of a trace, or the bundled workload's own number. Raises
-    InputError at once for a name, file or format that is wrong, and while streaming for a wrong line or a
-    trace that holds fewer programs than asked for. config.seed matters to bundled workloads only.
+    Takes the first config.programs; by default all of a trace, or a generator's own number; then applies
+    config.transforms in order. Raises InputError at once for a name, file, format or transform that is wrong,
+    and while streaming for a wrong line or a trace that holds fewer programs than asked for. config.seed
+    matters to generated workloads only.
     """
     report = ReadingReport()
-    open_source = _bundled if config.source in BUNDLED else _from_files
-    return Workload(config.source, open_source(config, report), report)
+    description = generator_of(config.source)
+    if description is not None:
+        programs = _generated(description, config, report)
+    else:
+        programs = _from_files(config, report)
+    return Workload(config.source, transform(programs, config.transforms, report), report)
 
 
 def load_all(
@@ -43,26 +50,39 @@ def load_all(
     lenient: bool = False,
     max_pause_s: float | None = None,
 ) -> Workload:
-    """Several traces and bundled workloads as one, the bundled ones last; else as `load_programs`."""
+    """Several traces and generators as one, the generated programs last; else as `load_programs`."""
     report = ReadingReport()
-    files = [name for name in sources if name not in BUNDLED]
+    generators = {name: generator_of(name) for name in sources}
+    files = [name for name in sources if generators[name] is None]
     streams: list[tuple[str, Iterator[Program]]] = []
     if files:
         streams.append(("trace", read_programs(files, report, format, lenient, max_pause_s)))
     for name in sources:
-        if name in BUNDLED:
-            streams.append((name, _bundled(WorkloadConfig(source=name, format=format), report)))
+        description = generators[name]
+        if description is not None:
+            config = WorkloadConfig(source=name, format=format)
+            streams.append((name, _generated(description, config, report)))
     named = chain.from_iterable(((name, program) for program in stream) for name, stream in streams)
     return Workload(", ".join(sources), distinct_ids(named, report), report)
 
 
-def _bundled(config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
+def generator_of(source: str) -> Description | None:
+    """What a workload's name generates programs from: a bundled description, or a fit recognised by its
+    content. None for a trace. Raises InputError for a fit that is wrong."""
+    if source in BUNDLED:
+        return BUNDLED[source]
+    return read_fit(source) if is_fit(source) else None
+
+
+def _generated(
+    description: Description, config: WorkloadConfig, report: ReadingReport
+) -> Iterator[Program]:
     if config.format is not None:
+        what = "bundled " if config.source in BUNDLED else "fit "
         raise InputError(
-            f"workload.format is {config.format!r}: expected none, as workload.source is the bundled "
+            f"workload.format is {config.format!r}: expected none, as workload.source is the {what}"
             f"{config.source}"
         )
-    description = BUNDLED[config.source]
     return _counted(generate(description, config.seed), config.programs or description.programs, report)
 
 

@@ -21,6 +21,7 @@ def open_loop(programs: Iterable[Program], arrivals: ArrivalsConfig) -> Iterator
                Dates (seconds since 1970) count from the earliest
     poisson    exponential gaps of mean 1 / rate_per_s; streams
     gamma      gamma gaps of that mean with coefficient of variation cv (1 is poisson); streams
+    bursts     `size` programs at once, the bursts as poisson; streams
 
     The random processes replace recorded times and depend on arrivals.seed alone: not on the workload's own
     seed, and the n-th time not on how many follow. Raises InputError at once for a process that has no times
@@ -32,9 +33,9 @@ def open_loop(programs: Iterable[Program], arrivals: ArrivalsConfig) -> Iterator
     if arrivals.process == "closed_loop":
         raise InputError(
             f"workload.arrivals.process is 'closed_loop' with {arrivals.lanes} lanes, whose arrivals the run "
-            "decides: expected recorded, poisson or gamma"
+            "decides: expected recorded, poisson, gamma or bursts"
         )
-    return _timed(programs, _gaps(arrivals))
+    return _timed(programs, _gaps(arrivals), arrivals.size or 1 if arrivals.process == "bursts" else 1)
 
 
 def _recorded(programs: Iterable[Program]) -> Iterator[tuple[float, Program]]:
@@ -52,10 +53,13 @@ def _recorded(programs: Iterable[Program]) -> Iterator[tuple[float, Program]]:
         yield arrival_s - origin_s, program
 
 
-def _timed(programs: Iterable[Program], gaps: Iterator[float]) -> Iterator[tuple[float, Program]]:
+def _timed(
+    programs: Iterable[Program], gaps: Iterator[float], at_once: int
+) -> Iterator[tuple[float, Program]]:
     now_s = 0.0
-    for program in programs:
-        now_s += next(gaps)
+    for number, program in enumerate(programs):
+        if number % at_once == 0:
+            now_s += next(gaps)
         yield now_s, program
 
 
@@ -76,4 +80,4 @@ def _gaps(arrivals: ArrivalsConfig) -> Iterator[float]:
 def _draw(process: str, rate: float, cv: float, rng: random.Random) -> Iterator[float]:
     shape = 1 / (cv * cv)
     while True:
-        yield rng.expovariate(rate) if process == "poisson" else rng.gammavariate(shape, 1 / (shape * rate))
+        yield rng.gammavariate(shape, 1 / (shape * rate)) if process == "gamma" else rng.expovariate(rate)

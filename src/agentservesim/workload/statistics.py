@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentservesim.programs.program import Program
+from agentservesim.programs.program import PrefixGroup, Program, Turn
+from agentservesim.workload.fit.lines import carried_on
+from agentservesim.workload.live_profile import Level, LiveProfile
 from agentservesim.workload.report import ReadingReport
 
 LONG_GAP_S = 600.0
@@ -36,13 +38,28 @@ class ToolUse(msgspec.Struct, frozen=True):
     total_s: float
 
 
+class Sharing(msgspec.Struct, frozen=True):
+    """What programs begin with that others begin with, too.
+
+    groups     different prefix groups that more than one program has, with all groups before them the same
+    programs   how many begin with any
+    tokens     summed over programs, each counted once; a cache that never forgets computes each group once
+    """
+
+    groups: int
+    programs: int
+    tokens: int
+
+
 class Inspection(msgspec.Struct, frozen=True):
     """The totals and distributions of a workload.
 
     structural_reuse is the sum of reuse_tokens over the sum of prompt_tokens: the share of prompt tokens that
     a cache which never forgets could serve from the same program. Prefix groups count only where a turn
     repeats its parent's prompt: what a first turn could share with another program is not in it.
-    gap_s covers the turns that another turn waits for, people's pauses left out.
+    gap_s covers the turns that another turn waits for, people's pauses left out. live_programs and
+    live_context_tokens are of the recorded arrivals under an infinitely fast engine, None without arrivals: a
+    program's context is its latest call's prompt and output. last_context_tokens is that of a program's last.
     """
 
     programs: int
@@ -55,6 +72,10 @@ class Inspection(msgspec.Struct, frozen=True):
     output_tokens_per_call: Quantiles | None
     gap_s: Quantiles | None
     pause_total_s: float
+    sharing: Sharing
+    live_programs: Level | None
+    live_context_tokens: Level | None
+    last_context_tokens: Quantiles | None
     tools: dict[str, ToolUse]
     dropped: dict[str, int]
     estimated: dict[str, int]
@@ -69,7 +90,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 def inspect(programs: Iterable[Program], report: ReadingReport | None = None) -> Inspection:
-    """Read all programs, keeping four numbers a call and no program.
+    """Read all programs, keeping a few numbers a call and no program.
 
     `report`, the one their reader fills, lends its counts. Raises what the programs' iterator raises.
     """
@@ -93,6 +114,11 @@ class _Tally:
         self.tool_s: dict[str, float] = {}
         self.without_arrival = 0
         self.shrunk = 0
+        self.untimed = 0
+        self.unknown_gaps = 0
+        self.live = LiveProfile()
+        self.last_contexts = array("q")
+        self.prefixes: Counter[tuple[PrefixGroup, ...]] = Counter()
         self.group_tokens: dict[str, set[int]] = {}
 
     def add(self, program: Program) -> None:
@@ -100,19 +126,39 @@ class _Tally:
         self.without_arrival += program.arrival_s is None
         for group in program.prefix:
             self.group_tokens.setdefault(group.id, set()).add(group.tokens)
+        self.prefixes[program.prefix] += 1
+        self.last_contexts.append(self.live.add(program))
+        for index in carried_on(program):
+            turn = program.turns[index]
+            self.shrunk += turn.prompt_tokens < SHRINK * program.turns[turn.parents[0]].prompt_tokens
         awaited = {parent for turn in program.turns for parent in turn.parents}
         for index, turn in enumerate(program.turns):
             self.prompts.append(turn.prompt_tokens)
             self.outputs.append(turn.output_tokens)
             self.reuse_tokens += turn.reuse_tokens
             self.pause_s += turn.pause_s
-            if turn.parents:
-                self.shrunk += turn.prompt_tokens < SHRINK * program.turns[turn.parents[0]].prompt_tokens
             if index in awaited:
-                self.gaps.append(turn.tool_gap_s())
+                self._gap(turn)
             for tool in turn.tools:
                 self.tool_calls[tool.name] += 1
                 self.tool_s[tool.name] = self.tool_s.get(tool.name, 0.0) + tool.duration_s
+
+    def _gap(self, turn: Turn) -> None:
+        """The gap after a turn that another waits for."""
+        self.gaps.append(turn.tool_gap_s())
+        if turn.gap_s is None:
+            self.unknown_gaps += not turn.tools
+            self.untimed += bool(turn.tools) and not any(tool.duration_s for tool in turn.tools)
+
+    def _sharing(self) -> Sharing:
+        users: Counter[tuple[PrefixGroup, ...]] = Counter()
+        for groups, number in self.prefixes.items():
+            for length in range(1, len(groups) + 1):
+                users[groups[:length]] += number
+        shared = {groups for groups, number in users.items() if number > 1}
+        tokens = sum(users[groups] * groups[-1].tokens for groups in shared)
+        programs = sum(number for groups, number in self.prefixes.items() if groups[:1] in shared)
+        return Sharing(len(shared), programs, tokens)
 
     def result(self, report: ReadingReport) -> Inspection:
         prompt_tokens = sum(self.prompts)
@@ -127,6 +173,10 @@ class _Tally:
             output_tokens_per_call=_quantiles(self.outputs),
             gap_s=_quantiles(self.gaps),
             pause_total_s=self.pause_s,
+            sharing=self._sharing(),
+            live_programs=self.live.programs(),
+            live_context_tokens=self.live.context_tokens(),
+            last_context_tokens=_quantiles(self.last_contexts),
             tools={name: ToolUse(calls, self.tool_s[name]) for name, calls in self.tool_calls.most_common()},
             dropped=dict(report.dropped),
             estimated=dict(report.estimated),
@@ -150,6 +200,15 @@ class _Tally:
             )
         if long := sum(gap > LONG_GAP_S for gap in self.gaps):
             found.append(f"{long} gaps are longer than {LONG_GAP_S:.0f} s: probably people or stuck tools")
+        if self.untimed:
+            found.append(
+                f"{self.untimed} gaps have tools, but no time for them: counted as 0 s; the transform "
+                "draw_tool_times draws times by command"
+            )
+        if self.unknown_gaps:
+            found.append(
+                f"{self.unknown_gaps} gaps have neither a tool nor a recorded length: counted as 0 s"
+            )
         for group, sizes in self.group_tokens.items():
             if len(sizes) > 1:
                 found.append(

@@ -1,4 +1,4 @@
-"""The distributions a synthetic workload is described with."""
+"""The distributions a synthetic workload is described with: log-normal, or a table of quantiles."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from statistics import NormalDist
 
 import msgspec
 
+from agentservesim.workload.synthetic.table import Table
+
 _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
 _TINY = 1e-15
 
 
-class LogNormal(msgspec.Struct, frozen=True):
+class LogNormal(msgspec.Struct, frozen=True, tag_field="kind", tag="lognormal"):
     """A log-normal distribution: half of all values lie below `p50`; `sigma` spreads their logarithms.
 
     Values are clipped to [low, high]; `mean` and `sd` are those without clipping. The unit is the caller's.
@@ -51,3 +53,7 @@ class LogNormal(msgspec.Struct, frozen=True):
         """The value that `share` (0 to 1) of all values lie below; a uniform `share` makes it a sample."""
         inside = min(max(share, _TINY), 1 - _TINY)
         return min(max(self.p50 * math.exp(self.sigma * _NORMAL.inv_cdf(inside)), self.low), self.high)
+
+
+Marginal = LogNormal | Table
+"""A distribution of one quantity: a formula where it was described, quantiles where it was learned."""

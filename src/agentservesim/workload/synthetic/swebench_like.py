@@ -9,17 +9,21 @@ these hold together: pip, rare and slow, makes half of the overall mean and most
 from __future__ import annotations
 
 from agentservesim.programs.program import PrefixGroup
-from agentservesim.workload.synthetic.description import Description, Tool
+from agentservesim.workload.synthetic.description import Description, Kind, Tool
 from agentservesim.workload.synthetic.distributions import LogNormal
 
 SWEBENCH_LIKE = Description(
     name="swebench-like",
     programs=50,
     prefix=(PrefixGroup("swebench-like/system", 1600),),
-    turns=LogNormal.from_cv(mean=57, cv=0.43, low=5, high=200),
-    task_tokens=LogNormal.from_mean(p50=700, mean=1000, low=100, high=12000),
-    new_tokens=LogNormal.from_mean(p50=90, mean=240, low=5, high=16000),
-    output_tokens=LogNormal.from_mean(p50=60, mean=94, low=5, high=4096),
+    kinds=(
+        Kind(
+            turns=LogNormal.from_cv(mean=57, cv=0.43, low=5, high=200),
+            task_tokens=LogNormal.from_mean(p50=700, mean=1000, low=100, high=12000),
+            new_tokens=LogNormal.from_mean(p50=90, mean=240, low=5, high=16000),
+            output_tokens=LogNormal.from_mean(p50=60, mean=94, low=5, high=4096),
+        ),
+    ),
     tools=(
         Tool("sed", 0.20, LogNormal.from_p99(p50=0.05, p99=0.25)),  # published: p99 < 0.3 s
         Tool("cat", 0.17, LogNormal.from_p99(p50=0.17, p99=3.0)),  # published: both
