@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time: a change turns red for what it does, not for what was drawn.
+settings.register_profile("agentservesim", derandomize=True, deadline=None)
+settings.load_profile("agentservesim")
 
 
 @pytest.fixture(scope="session")

@@ -245,7 +245,8 @@ def test_a_config_that_cannot_be_read(folder, invoke):
     assert_refused(invoke("run", "bytes.yaml"), "bytes.yaml", "utf-8")
     assert_refused(invoke("run", "missing.yaml"), "'missing.yaml'", "no such file", "examples/b200-8b-tp1")
     assert_refused(invoke("run", "examples/b200-8b-tp"), "did you mean 'examples/b200-8b-tp1'")
-    assert_refused(invoke("run", "."), "'.'", "is a folder")
+    (folder / "empty").mkdir()
+    assert_refused(invoke("run", "empty"), "empty", "the folder is empty")
     assert_refused(invoke("run", "x" * 300), "x" * 300)
 
 

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from agentservesim.config_origin import KeyPath, Origin
 from agentservesim.errors import InputError, nearest
 
 PolicySpec = str | dict[str, dict[str, Any] | None]
@@ -151,6 +160,22 @@ class RunConfig(_Section):
     policies: PoliciesConfig = PoliciesConfig()
     step_time: StepTimeConfig = StepTimeConfig()
     output_reuse: Literal["deployment", "replay"] = "deployment"
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @property
+    def origin(self) -> Origin:
+        """Where its keys were written."""
+        return self._origin
+
+    def with_policies(self, chosen: dict[str, str], given: str) -> RunConfig:
+        """The same with other policies; `given` names the option they came from, as in '--{axis} {spec}'."""
+        policies = self.policies.model_copy(update=chosen)
+        config = self.model_copy(update={"policies": policies})
+        options: dict[KeyPath, str] = {
+            ("policies", axis): given.format(axis=axis, spec=spec) for axis, spec in chosen.items()
+        }
+        config._origin = self._origin.with_options(options)
+        return config
 
     def to_yaml(self) -> str:
         """The resolved config as YAML, defaults included."""
@@ -167,33 +192,33 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot read the config: {error}") from None
     try:
+        lines = _key_lines(yaml.compose(text), path)
         data = yaml.safe_load(text)
-        lines = _key_lines(yaml.compose(text))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InputError(f"{path}:{line}: not valid YAML, line {line}: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # the resolver lets ValueError out on impossible dates
         raise InputError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}:1: expected a mapping with sections {', '.join(RunConfig.model_fields)}")
-    origin: dict[tuple[str, ...], str] = {}
+    given: dict[KeyPath, str] = {}
     for item in overrides or []:
-        _apply_override(data, item, origin)
-    return parse_config(data, str(path), lines, origin)
+        _apply_override(data, item, given)
+    return parse_config(data, Origin(str(path), lines, given))
 
 
-def parse_config(
-    data: dict[str, Any],
-    where: str = "config",
-    lines: dict[tuple[str, ...], int] | None = None,
-    origin: dict[tuple[str, ...], str] | None = None,
-) -> RunConfig:
+def parse_config(data: dict[str, Any], origin: Origin | None = None) -> RunConfig:
     """Validate a mapping; relative workload paths stay as given. Raises InputError, one line a problem."""
+    origin = origin or Origin()
     try:
-        return RunConfig.model_validate(data)
+        config = RunConfig.model_validate(data)
     except ValidationError as error:
-        problems = [_explain(e, where, lines or {}, origin or {}) for e in error.errors()]
-        raise InputError("\n".join(dict.fromkeys(problems))) from None
+        raise InputError("\n".join(dict.fromkeys(_explain(e, origin) for e in error.errors()))) from None
+    config._origin = origin
+    return config
 
 
-def _apply_override(data: dict[str, Any], item: str, origin: dict[tuple[str, ...], str]) -> None:
+def _apply_override(data: dict[str, Any], item: str, given: dict[KeyPath, str]) -> None:
     key, equals, value = item.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
@@ -207,30 +232,32 @@ def _apply_override(data: dict[str, Any], item: str, origin: dict[tuple[str, ...
         node[path[-1]] = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"--set {item}: the value is not valid YAML: {error}") from None
-    origin[path] = f"--set {item}"
+    given[path] = f"--set {item}"
 
 
-def _key_lines(node: yaml.Node | None, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    """1-based line of every key in a YAML document, by path."""
-    lines: dict[tuple[str, ...], int] = {}
+def _key_lines(node: yaml.Node | None, file: Path, path: KeyPath = ()) -> dict[KeyPath, int]:
+    """1-based line of every key in a YAML document, by path. Raises InputError for a key written twice."""
+    lines: dict[KeyPath, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            below = (*path, str(key.value))
-            lines[below] = key.start_mark.line + 1
-            lines.update(_key_lines(value, below))
+            below, line = (*path, str(key.value)), key.start_mark.line + 1
+            if below in lines:
+                raise InputError(
+                    f"{file}:{line}: key {'.'.join(below)!r} stands here again, after line {lines[below]}; "
+                    "expected it once"
+                )
+            lines[below] = line
+            lines.update(_key_lines(value, file, below))
     return lines
 
 
-def _explain(
-    error: Any, where: str, lines: dict[tuple[str, ...], int], origin: dict[tuple[str, ...], str]
-) -> str:
+def _explain(error: Any, origin: Origin) -> str:
     """One pydantic error as a sentence: where, field, value, expectation, nearest valid key."""
     # Union branches put type names into the location; only real keys stay.
     path = tuple(
         str(part) for part in error["loc"] if not str(part).startswith(("dict[", "str", "constrained"))
     )
-    at = next((f"{where}:{lines[path[:n]]}" for n in range(len(path), 0, -1) if path[:n] in lines), where)
-    at = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), at)
+    at = origin.at(path)
     field = ".".join(path) or "config"
     if error["type"] == "extra_forbidden":
         choices = _fields_at(path[:-1])
@@ -243,6 +270,13 @@ def _explain(
     if error["type"] == "value_error":
         return f"{at}: {field}: {message}"
     value = error["input"]
+    if len(path) > 1 and path[0] == "policies":
+        return (
+            f"{at}: {'.'.join(path[:2])} is {value!r}: expected a policy by name, with parameters as "
+            "{name: {parameter: value}}, or ./file.py:Class"
+        )
+    if error["type"] == "model_type":
+        return f"{at}: {field} is {value!r}: expected a mapping with keys {', '.join(_fields_at(path))}"
     hint = (
         nearest(value, error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", "))
         if error["type"] == "literal_error" and isinstance(value, str)

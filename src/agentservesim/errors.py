@@ -22,5 +22,7 @@ class PolicyError(AgentServeSimError):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """' (did you mean X?)' for the choice closest to `name`, or '' when none is close."""
-    match = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    choices = list(choices)
+    match = [choice for choice in choices if name and choice.startswith(name)]
+    match = match or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""

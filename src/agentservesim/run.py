@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from agentservesim.config import RunConfig
 from agentservesim.engine.async_instance import AsyncInstance
 from agentservesim.engine.async_scheduler import AsyncScheduler
 from agentservesim.engine.instance import Instance
 from agentservesim.engine.scheduler import Scheduler
-from agentservesim.errors import InputError
+from agentservesim.errors import AgentServeSimError, InputError
 from agentservesim.policies import registry
 from agentservesim.policies.scheduling.fcfs import Fcfs
 from agentservesim.results.recorder import Recorder
@@ -64,19 +66,19 @@ def simulate(
 
     Raises InputError for a wrong config or workload, PolicyError for a policy that fails.
     """
-    workload = load_programs(config.workload)
+    try:
+        workload = load_programs(config.workload)
+        policies = _policies(config)
+        instances = _instances(config, policies, step_time or build_step_time(config))
+    except AgentServeSimError as error:
+        raise config.origin.locate(error) from error
     arrivals = config.workload.arrivals
-    policies = _policies(config)
-    policy: Literal["fcfs", "priority"] = "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority"
-    instances = _instances(config, policy, step_time or build_step_time(config))
-    if out_dir is not None:
-        _make_dir(out_dir)
-    recorder = Recorder(out_dir, keep_tables)
     closed_loop = arrivals.process == "closed_loop"
+    programs = workload.programs
+    with _writing(out_dir):
+        recorder = Recorder(out_dir, keep_tables)
     simulation = Simulation(
-        ((0.0, program) for program in workload.programs)
-        if closed_loop
-        else open_loop(workload.programs, arrivals),
+        ((0.0, program) for program in programs) if closed_loop else open_loop(programs, arrivals),
         instances,
         policies,
         recorder,
@@ -89,17 +91,15 @@ def simulate(
     summary = summarize(recorder, instances, simulation.clock.now_s, simulation.sim_wall_s)
     summary["interrupted"] = simulation.interrupted
     summary["step_time"]["expected_error"] = expected_error(config, summary["step_time"]["backend"]).as_dict()
-    tables = recorder.close()
-    if out_dir is None:
-        return Result(config, summary, workload.report, tables)
-    (out_dir / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    return Result(config, summary, workload.report)
+    with _writing(out_dir):
+        tables = recorder.close()
+        if out_dir is not None:
+            (out_dir / "config.yaml").write_text(_from_anywhere(config).to_yaml(), encoding="utf-8")
+            (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return Result(config, summary, workload.report, tables)
 
 
-def _instances(
-    config: RunConfig, policy: Literal["fcfs", "priority"], step_time: StepTimeModel
-) -> list[Instance]:
+def _instances(config: RunConfig, policies: Policies, step_time: StepTimeModel) -> list[Instance]:
     engine = config.engine
     options: dict[str, Any] = {
         "num_blocks": kv_pool_tokens(config.cluster, engine).num_blocks,
@@ -107,7 +107,7 @@ def _instances(
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_model_len": engine.max_model_len or model(config.cluster.model).max_position_embeddings,
-        "policy": policy,
+        "policy": "fcfs" if isinstance(policies.scheduling, Fcfs) else "priority",
         "long_prefill_token_threshold": engine.long_prefill_token_threshold,
         "watermark": engine.watermark,
         "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
@@ -122,12 +122,30 @@ def _instances(
 
 
 def _policies(config: RunConfig) -> Policies:
-    chosen = {axis: registry.build(axis, getattr(config.policies, axis)) for axis in registry.AXES}
+    chosen: dict[str, Any] = {}
+    for axis in registry.AXES:
+        try:
+            chosen[axis] = registry.build(axis, getattr(config.policies, axis))
+        except AgentServeSimError as error:
+            raise config.origin.locate(error, ("policies", axis)) from error
     return Policies(**chosen)
 
 
-def _make_dir(out_dir: Path) -> None:
+def _from_anywhere(config: RunConfig) -> RunConfig:
+    """The config with its workload's path made absolute, so that a copy of it runs from any folder."""
+    source = config.workload.source
+    if not os.path.exists(source):
+        return config
+    workload = config.workload.model_copy(update={"source": os.path.abspath(source)})
+    return config.model_copy(update={"workload": workload})
+
+
+@contextmanager
+def _writing(out_dir: Path | None) -> Iterator[None]:
+    """Whatever cannot be written below --out is the user's to know."""
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
+        if out_dir is not None:
+            out_dir.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise InputError(f"--out {out_dir}: cannot make the folder: {error}") from None
+        raise InputError(f"--out {out_dir}: cannot write there: {error}") from None

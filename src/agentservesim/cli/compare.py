@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from agentservesim.cli.configs import open_config
+from agentservesim.cli.configs import OPTION, open_config
 from agentservesim.cli.progress import watch
 from agentservesim.cli.run import INTERRUPTED, describe, expected_programs, incomplete
 from agentservesim.cli.tables import change, console, count, percent, plain_table, seconds
@@ -75,8 +75,7 @@ def _combinations(base: RunConfig, policies: dict[str, str | None]) -> list[RunC
             registry.build(axis, text)
     configs = []
     for combination in itertools.product(*specs.values()):
-        chosen = base.policies.model_copy(update=dict(zip(specs, combination, strict=True)))
-        configs.append(base.model_copy(update={"policies": chosen}))
+        configs.append(base.with_policies(dict(zip(specs, combination, strict=True)), OPTION))
     return configs
 
 

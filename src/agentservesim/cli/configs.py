@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from agentservesim.cli.trace import write_report
 from agentservesim.config import RunConfig, load_config
@@ -17,6 +17,8 @@ from agentservesim.workload.formats import STDIN, NoSuchFile, find_files, recogn
 PREFIX = "examples/"
 TRACE_CONFIG = "examples/b200-8b-tp1"
 """What a trace that is named in place of a config runs on."""
+OPTION = "--{axis} {spec}"
+"""How an error names a policy that came from the command line."""
 TRACE_RATE_PER_S = 0.04
 """Programs per second, for traces that do not say when their programs arrived."""
 
@@ -46,22 +48,22 @@ def open_config(name: str, overrides: list[str], policies: dict[str, str | None]
     path = _find(name)
     if path is None:
         config = _for_trace(name, overrides)
-        return config.model_copy(update={"policies": config.policies.model_copy(update=chosen)})
+        return config.with_policies(chosen, OPTION)
     config = load_config(path, overrides)
-    data: dict[str, Any] = {"policies": config.policies.model_copy(update=chosen)}
     source = config.workload.source
-    if source not in BUNDLED and not Path(source).is_absolute() and (path.parent / source).exists():
-        data["workload"] = config.workload.model_copy(update={"source": str(path.parent / source)})
-    return config.model_copy(update=data)
+    if source not in BUNDLED and not os.path.isabs(source) and os.path.exists(path.parent / source):
+        workload = config.workload.model_copy(update={"source": str(path.parent / source)})
+        config = config.model_copy(update={"workload": workload})
+    return config.with_policies(chosen, OPTION)
 
 
 def _find(name: str) -> Path | None:
     """The config file of that name; None when the name stands for a trace."""
     path = Path(name)
     bundled = bundled_configs()
-    if name.removesuffix(".yaml") in bundled and not path.is_file():
+    if name.removesuffix(".yaml") in bundled and not os.path.isfile(path):
         return _bundled_path(name)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in (".yaml", ".yml") and os.path.isfile(path):
         return path
     try:
         files = find_files(name)
@@ -70,7 +72,7 @@ def _find(name: str) -> Path | None:
             f"config {name!r}: no such file{nearest(name, bundled)}; "
             f"expected a YAML file, a trace, or one of {', '.join(bundled)}"
         ) from None
-    if len(files) == 1 and name != STDIN and Path(name).expanduser().is_file():
+    if len(files) == 1 and name != STDIN and os.path.isfile(os.path.expanduser(name)):
         try:
             recognise(files[0])
         except InputError:

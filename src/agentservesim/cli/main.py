@@ -260,7 +260,7 @@ def _options(
 def main() -> None:
     """Entry point: errors raised on purpose become one message and their exit code."""
     try:
-        app()
+        app(prog_name="agentservesim")
     except AgentServeSimError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(error.exit_code) from None

@@ -85,7 +85,13 @@ def incomplete(summary: dict[str, Any]) -> str:
         if summary["calls_refused"] > 5:
             lines.append(f"  … and {summary['calls_refused'] - 5} more, in calls.parquet (--out)")
     if summary["calls_live"] and not summary["interrupted"]:
-        lines.append(f"warning: {summary['calls_live']} calls were still live when nothing more could happen")
+        lines.append(
+            f"warning: {summary['calls_live']} of {summary['calls']} calls were still live when nothing more "
+            "could happen"
+        )
+        lines += [f"  {line}" for line in summary["lost"][:5]]
+        if summary["calls_live"] > 5:
+            lines.append(f"  … and {summary['calls_live'] - 5} more, in calls.parquet (--out)")
     return "".join(line + "\n" for line in lines)
 
 

@@ -178,8 +178,10 @@ def _sentences(plain: dict[str, Any]) -> list[str]:
     else:
         said.append("shared across programs: nothing that the trace records")
     if live:
-        said.append(f"live at a time, with an infinitely fast engine: {live['mean']:.1f} programs, "
-                    f"at most {count(live['max'])}")
+        said.append(
+            f"live at a time, with an infinitely fast engine: {live['mean']:.1f} programs, "
+            f"at most {count(live['max'])}"
+        )
     if kv["program_mean_gib"] is not None:
         text = f"KV for {kv['model']}: {kv['program_mean_gib']:.2f} GiB for a program's last context"
         if kv["max_gib"] is not None:

@@ -185,12 +185,10 @@ class BlockPool:
     def reclaim(self, parked: BlockTable, num_blocks: int) -> int:
         """Take up to `num_blocks` from the end of a parked table to the front of the free queue, without
         their hashes. A block in use, or shared with a second parked entry, only loses this one's reference.
-        Nothing changes where all are in use. Returns how many were taken."""
+        Where all that is left is in use, it stays. Returns how many were taken."""
         runs = list(parked.runs())
-        if all(run.ref_cnt for run in runs):
-            return 0
         taken = 0
-        while runs and taken < num_blocks:
+        while taken < num_blocks and any(run.ref_cnt == 0 for run in runs):
             run = runs[-1]
             if run.ref_cnt or run.park_cnt > 1:
                 run.park_cnt -= 1

@@ -9,7 +9,7 @@ from agentservesim.clock import Clock
 from agentservesim.engine.instance import Instance
 from agentservesim.engine.request import Request
 from agentservesim.engine.scheduler import WaitingQueue
-from agentservesim.planes.guard import ask, reject
+from agentservesim.planes.guard import ask, reject, whole_number
 from agentservesim.planes.retention import Log
 from agentservesim.planes.views import InstanceViews, pcb_view
 from agentservesim.policies.admission.none import AdmitAll
@@ -116,10 +116,11 @@ class DispatchPlane:
         pcb = pcb_view(call, self._table, self._instances, self._clock)
         about = _about(call)
         views = self._views if self._lazy_views else tuple(self._views)
-        index = ask(self._route, now_s, about, pcb, now_s, views)
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self._instances):
+        answer = ask(self._route, now_s, about, pcb, now_s, views)
+        index = whole_number(answer)
+        if index is None or not 0 <= index < len(self._instances):
             expected = f"an instance from 0 to {len(self._instances) - 1}"
-            raise reject(self._route, index, expected, now_s, about)
+            raise reject(self._route, answer, expected, now_s, about)
         priority = self._ask_priority(pcb, now_s, about)
         call.instance = index
         instance = self._instances[index]
@@ -138,11 +139,12 @@ class DispatchPlane:
     def _ask_priority(self, pcb: PCB, now_s: float, about: str) -> int:
         if self._priority is None:
             return 0
-        priority = ask(self._priority, now_s, about, pcb, now_s)
-        if priority is None:
+        answer = ask(self._priority, now_s, about, pcb, now_s)
+        if answer is None:
             return 0
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise reject(self._priority, priority, "an int or None", now_s, about)
+        priority = whole_number(answer)
+        if priority is None:
+            raise reject(self._priority, answer, "an int or None", now_s, about)
         return priority
 
     # --- hooks in the scheduler --------------------------------------------------------------------------
@@ -167,9 +169,10 @@ class DispatchPlane:
     def _victim(self, victim: Callable[..., Any], running: list[Request]) -> Request:
         now_s = self._clock.now_s
         candidates = tuple(self._running_call(request) for request in running)
-        index = ask(victim, now_s, f"{len(running)} running calls", candidates, now_s)
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(running):
-            raise reject(victim, index, f"an index from 0 to {len(running) - 1}", now_s, "preemption")
+        answer = ask(victim, now_s, f"{len(running)} running calls", candidates, now_s)
+        index = whole_number(answer)
+        if index is None or not 0 <= index < len(running):
+            raise reject(victim, answer, f"an index from 0 to {len(running) - 1}", now_s, "preemption")
         return running[index]
 
     def _running_call(self, request: Request) -> RunningCall:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +14,22 @@ def ask(method: Callable[..., Any], now_s: float, about: str, *arguments: Any) -
     """Call a policy's method; `about` names the call in question."""
     try:
         return method(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise PolicyError(
-            f"policy {_name(method)} raised {type(error).__name__}: {error} (at {now_s:.6f} s, {about})"
+            f"{frame.filename}:{frame.lineno}: policy {_name(method)} raised {type(error).__name__}: {error} "
+            f"(at {now_s:.6f} s, {about})"
         ) from error
+
+
+def whole_number(answer: object) -> int | None:
+    """An answer that should be an integer, as one; None if it is not. NumPy's integers are."""
+    if isinstance(answer, bool):
+        return None
+    try:
+        return operator.index(answer)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def reject(

@@ -121,5 +121,6 @@ class RetentionPlane:
 
     @staticmethod
     def _check_deadline(method: Callable[..., Any], decision: Protect, now_s: float, about: str) -> None:
-        if math.isnan(decision.deadline_s) or math.isnan(decision.value):
+        figures = (decision.deadline_s, decision.value)
+        if not all(isinstance(figure, int | float) and not math.isnan(figure) for figure in figures):
             raise reject(method, decision, "a deadline and a value that are numbers", now_s, about)

@@ -130,7 +130,7 @@ class Orchestrator:
         return call
 
     def complete(self, call: Call, now_s: float) -> None:
-        """A call has completed: turns with no other parent left are released after the gap and their delay."""
+        """A call has completed: turns with no other parent left follow after the gap and their own delay."""
         run = call.run
         run.calls_completed += 1
         run.in_flight -= 1

@@ -17,7 +17,7 @@ class Recorder:
     they are to be kept at all.
 
     live_calls     calls released and neither completed nor refused
-    refusals       the first REFUSALS_NAMED refused calls, in words
+    refusals, lost    the first REFUSALS_NAMED refused, and still live, calls in words
     """
 
     def __init__(self, out_dir: Path | None = None, keep_tables: bool = True) -> None:
@@ -30,6 +30,7 @@ class Recorder:
         self.preemptions = 0
         self.events: dict[str, int] = {}
         self.refusals: list[str] = []
+        self.lost: list[str] = []
         self.last_completion_s = 0.0
         self.jct_s = array("d")
         self.ttft_s = array("d")
@@ -90,6 +91,8 @@ class Recorder:
 
     def call_lost(self, call: Call, reason: str) -> None:
         """A call that the run ended without."""
+        if len(self.lost) < REFUSALS_NAMED:
+            self.lost.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {reason}")
         self._unfinished(call, "live", reason)
 
     def program_ended(self, run: ProgramRun) -> None:
@@ -108,6 +111,8 @@ class Recorder:
 
     def program_lost(self, run: ProgramRun) -> None:
         """A program that the run ended without."""
+        released = run.pcb.calls_submitted
+        self.calls_not_released += len(run.program.turns) - released
         self._program_row(run, "live", None)
 
     def decision(

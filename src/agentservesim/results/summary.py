@@ -49,6 +49,7 @@ def summarize(
         "calls_live": recorder.live_calls,
         "calls_not_released": recorder.calls_not_released,
         "refusals": recorder.refusals,
+        "lost": recorder.lost,
         **_statistics("jct", recorder.jct_s, 50, 90, 99),
         **_statistics("ttft", recorder.ttft_s, 50, 99),
         **_statistics("tpot", recorder.tpot_s, 50, 99),

@@ -25,8 +25,8 @@ class MeasuredStepTime(LinedStepTime):
     seconds = shared(T) + logits(S) + prefill attention + decode attention(decodes, mean context)
 
     with T all tokens of the step and S all its sequences. Decode attention is linear in the mean context
-    between CONTEXT_KNOTS, and beyond the last; prefill attention is PrefillAttention. Answers do not depend on
-    the order of questions: every table entry is one query.
+    between CONTEXT_KNOTS, and beyond the last; prefill attention is PrefillAttention. Answers do not depend
+    on the order of questions: every table entry is one query.
     """
 
     backend = "measured"

@@ -49,7 +49,8 @@ class PrefillAttention:
             self._at(sequences, row + 1, column) * (1 - along)
             + self._at(sequences, row + 1, column + 1) * along
         )
-        return seconds + new * max(above * (1 - down) + below * down, 0.0)
+        excess: float = above * (1 - down) + below * down
+        return seconds + new * max(excess, 0.0)
 
     def _over_itself(self, sequences: int, new: int) -> float:
         seconds = self._alone.get((sequences, new))

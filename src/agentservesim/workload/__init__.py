@@ -74,9 +74,7 @@ def generator_of(source: str) -> Description | None:
     return read_fit(source) if is_fit(source) else None
 
 
-def _generated(
-    description: Description, config: WorkloadConfig, report: ReadingReport
-) -> Iterator[Program]:
+def _generated(description: Description, config: WorkloadConfig, report: ReadingReport) -> Iterator[Program]:
     if config.format is not None:
         what = "bundled " if config.source in BUNDLED else "fit "
         raise InputError(

@@ -38,13 +38,13 @@ def _short(value: Any) -> Any:
 
 def is_fit(source: str) -> bool:
     """Whether a workload's name stands for a fit, from the file's content."""
-    path = Path(source).expanduser()
-    if not path.is_file():
-        return False
     try:
+        path = Path(source).expanduser()
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-    except OSError:
+    except (OSError, ValueError, RuntimeError):  # the trace readers say what is wrong with the name
         return False
     lines = (line for line in head.splitlines() if line.strip() and not line.startswith(b"#"))
     return next(lines, b"").startswith(f"{KEY}:".encode())

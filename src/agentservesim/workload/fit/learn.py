@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
@@ -24,9 +24,12 @@ from agentservesim.workload.synthetic.description import (
 from agentservesim.workload.synthetic.table import Table
 
 NEAR_BOUND = 0.8
+"""Contexts compacted from this share of the longest prompt on were compacted for want of room."""
 KINDS = 4
+"""Kinds of programs, by their number of turns."""
 BANDS = 3
 SEEN_A_BAND = 3
+"""Rewrites are told apart by the context they met: so many bands, each of so many rewrites or more."""
 UNBOUNDED = 1 << 41
 TOOLS_KEPT = 30
 PREFIXES_KEPT = 8
@@ -114,18 +117,19 @@ def _task_tokens(size: Size, shared: list[Groups]) -> int:
 
 def _tools(tally: Tally) -> tuple[Tool, ...]:
     """The mix, by falling share; what is rarer than the TOOLS_KEPT most frequent is one tool together."""
-    gaps, pauses = dict(tally.gaps), Counter(tally.pauses)
-    ranked = sorted(gaps, key=lambda tool: (-len(gaps[tool]), tool))
-    for name in ranked[TOOLS_KEPT:]:
-        if name:
-            gaps[OTHER] = [*gaps.get(OTHER, []), *gaps.pop(name)] if name != OTHER else gaps[OTHER]
-            pauses[OTHER] += pauses[name] if name != OTHER else 0
+    frequent = sorted((name for name in tally.gaps if name), key=lambda name: (-len(tally.gaps[name]), name))
+    kept = {"", *frequent[:TOOLS_KEPT]}
+    gaps: dict[str, list[float]] = defaultdict(list)
+    pauses: Counter[str] = Counter()
+    for name, seconds in tally.gaps.items():
+        gaps[name if name in kept else OTHER] += seconds
+        pauses[name if name in kept else OTHER] += tally.pauses[name]
     total = sum(map(len, gaps.values()))
     if not total:
         return (Tool("", 1.0, Table.of([0.0])),)
     return tuple(
         Tool(name, len(gaps[name]) / total, Table.of(gaps[name]), pauses[name] / len(gaps[name]))
-        for name in sorted(gaps, key=lambda tool: (-len(gaps[tool]), tool))
+        for name in sorted(gaps, key=lambda name: (-len(gaps[name]), name))
     )
 
 

@@ -17,9 +17,7 @@ def lines_of(program: Program) -> list[list[int]]:
     roots = [index for index, turn in enumerate(program.turns) if not turn.parents]
     main = _follow(roots[0], heirs)
     taken = set(main)
-    fresh = {
-        heir for at, heir in heirs.items() if at not in taken and not program.turns[heir].reuse_tokens
-    }
+    fresh = {heir for at, heir in heirs.items() if at not in taken and not program.turns[heir].reuse_tokens}
     heirs = {at: heir for at, heir in heirs.items() if heir not in fresh}
     heads = sorted(set(range(len(program.turns))) - set(heirs.values()) - taken)
     return [main, *(_follow(head, heirs) for head in heads)]

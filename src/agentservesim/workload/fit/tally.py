@@ -44,7 +44,7 @@ class Tally:
         self.compactions: list[tuple[int, float, float]] = []
         self.rewrites: list[tuple[int, float, float]] = []
         self.gaps: dict[str, list[float]] = defaultdict(list)
-        self.pauses: dict[str, int] = Counter()
+        self.pauses: Counter[str] = Counter()
         self.pause_s: list[float] = []
         self.at_once: list[int] = []
         self.side_shares: list[float] = []

@@ -121,15 +121,15 @@ def find_files(source: str | Path) -> list[Path]:
     Raises NoSuchFile when there is none.
     """
     path = Path(source).expanduser()
-    if str(source) == STDIN or path.is_file():
+    if str(source) == STDIN or os.path.isfile(path):
         return [path]
-    if path.is_dir():
+    if os.path.isdir(path):
         below = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
         files = sorted(file for file in below if file.is_file())
         if not files:
             raise InputError(f"{path}: the folder is empty and holds no programs; expected workload files")
         return files
-    if path.exists():
+    if os.path.exists(path):
         return [path]  # a pipe
     matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
     found = [file for match in matches for file in (find_files(match) if match.is_dir() else [match])]

@@ -69,9 +69,7 @@ class _Draw:
         """The tokens of a prompt that begins with nothing but the shared prefix."""
         return max(1, self.prefix_tokens + max(0, round(task_tokens)))
 
-    def line(
-        self, wanted: int, prompt: int, reuse: int = 0, parents: tuple[int, ...] = ()
-    ) -> list[int]:
+    def line(self, wanted: int, prompt: int, reuse: int = 0, parents: tuple[int, ...] = ()) -> list[int]:
         """Append turns one after another, the first after `parents`; their indices."""
         written: list[int] = []
         new_shares = self._new_shares(wanted)

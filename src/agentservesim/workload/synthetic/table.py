@@ -24,7 +24,7 @@ class Table(msgspec.Struct, frozen=True, tag_field="kind", tag="quantiles"):
     means    the mean of the values between two neighbouring quantiles
 
     Between two quantiles the distribution is a power curve with that mean, so the table has the quantiles of
-    its sample exactly, and its mean. A sample smaller than the table comes back as it is.
+    its sample exactly, and its mean. A sample of a few values comes back nearly as it is.
     """
 
     values: Annotated[tuple[_Finite, ...], msgspec.Meta(min_length=_POINTS, max_length=_POINTS)]
@@ -60,9 +60,7 @@ class Table(msgspec.Struct, frozen=True, tag_field="kind", tag="quantiles"):
             if math.isinf(power):
                 square += low * low * (b - a)
             else:
-                square += (
-                    low**2 + 2 * low * spread / (power + 1) + spread**2 / (2 * power + 1)
-                ) * (b - a)
+                square += (low**2 + 2 * low * spread / (power + 1) + spread**2 / (2 * power + 1)) * (b - a)
         return math.sqrt(max(0.0, square - self.mean**2))
 
     def quantile(self, share: float) -> float:

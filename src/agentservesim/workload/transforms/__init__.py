@@ -45,9 +45,7 @@ def parse_transform(given: object) -> Spec:
     return spec
 
 
-def transform(
-    programs: Iterator[Program], specs: Sequence[Spec], report: ReadingReport
-) -> Iterator[Program]:
+def transform(programs: Iterator[Program], specs: Sequence[Spec], report: ReadingReport) -> Iterator[Program]:
     """The programs after all transforms, in order; streams where the transforms do."""
     for spec in specs:
         name, parameters = check(spec, TRANSFORMS)
