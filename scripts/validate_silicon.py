@@ -15,8 +15,9 @@ at random with `--seed`. Each is simulated as it was run:
   length, so that the lanes do not stay in step;
 - vLLM's defaults: 8,192 batched tokens, 1,024 sequences, 0.9 of the memory; asynchronous scheduling from
   version 0.14 on;
-- step times from the `measured` operators at the row's precision. The product's back end is bf16; that the
-  library is asked for fp8, nvfp4 or int4 products and experts is done here and nowhere else. KV is bf16.
+- step times from the `measured` operators at the precision that the row names. The product's back end is
+  bf16; that the library is asked for fp8, nvfp4 or int4 products and experts is done here and nowhere else.
+  KV is bf16.
 
 Times were taken at the client; ours are the engine's. The printed tables are those of
 docs/fidelity.md.
@@ -62,10 +63,6 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-BLOCK_SCALED = ("Qwen/Qwen3-235B-A22B-FP8", "MiniMaxAI/MiniMax-M2.5")
-"""Checkpoints whose config.json says weight_block_size [128, 128]: their fp8 is the library's fp8_block."""
-
-
 def usable(row: dict[str, str]) -> bool:
     """Whether a row is of the kind described above."""
     if row["backend"] != "vllm" or row["mode"] != "agg" or row["model_path"] not in MODELS:
@@ -109,8 +106,6 @@ def run(row: dict[str, str], seed: int) -> tuple[float, float]:
     isl, osl = int(row["isl"]), int(row["osl"])
     spec, chip = MODELS[row["model_path"]](), gpu(row["system"])
     gemm, moe = row["gemm_quant_mode"], row["moe_quant_mode"]
-    if row["model_path"] in BLOCK_SCALED and moe == "fp8":
-        gemm = moe = "fp8_block"
     times = step_time(
         row["system"], row["model_path"], tp, int(float(row["moe_ep_size"] or 1)) or 1, gemm, moe
     )

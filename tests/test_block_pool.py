@@ -355,6 +355,26 @@ def test_a_free_copy_that_becomes_the_one_found_keeps_its_place_in_the_queue() -
     assert hits == [3, 3, 2, 1, 0]
 
 
+def test_a_copy_takes_the_place_of_those_blocks_only_that_are_gone() -> None:
+    cache, a = Cache(12), text("a")
+    first = cache.admit(a, 24, chunk=4)
+    second = cache.run(a, 24)  # shares block 0, and is the first to compute blocks 1 to 5
+    assert first is not None
+    cache.grow(first, 12)  # copies of blocks 1 and 2
+    third = cache.run(a, 9)  # uses blocks 0 and 1
+    cache.finish(second)
+    cache.pool.evict(third.table)  # block 1 goes, and block 2 of second stays
+    assert cache.hit(a) == 6
+    cache.finish(first)
+    assert cache.counts == (0, 0, 7, 5)
+    cache.take(5)
+    hits = []
+    for _ in range(7):  # blocks 5, 4, 3, 2 of second, then 2, 1, 0 of first
+        cache.take(1)
+        hits.append(cache.hit(a))
+    assert hits == [5, 4, 3, 3, 2, 1, 0]
+
+
 # --- parking ------------------------------------------------------------------------------------------------
 
 

@@ -51,12 +51,13 @@ def test_a_table_of_a_small_sample_is_the_sample() -> None:
 
 def test_a_table_of_a_heavy_tail_draws_its_mean() -> None:
     sample = np.random.default_rng(0).lognormal(3, 2, 5000)
-    drawn = [Table.of(sample.tolist()).quantile(share) for share in np.random.default_rng(1).random(40_000)]
+    table, shares = Table.of(sample.tolist()), np.random.default_rng(1).random(40_000)
+    drawn = [table.quantile(share) for share in shares]
     assert stats.ks_2samp(sample, drawn).statistic < 0.02
     assert np.mean(drawn) == pytest.approx(sample.mean(), rel=0.1)
 
 
-# The bundled workloads as they were before fits shared their generator: SHA-256 of 60 programs, seeds 0 and 7.
+# SHA-256 of 60 programs of the bundled workloads as they were before fits shared their generator.
 BEFORE = {
     ("examples/swebench-like", 0): "70e6b1c8d766c39ace018f8de24833b89d5ca63828dd1b1389b5e6247339446f",
     ("examples/swebench-like", 7): "382cd4ef937b0659475b39c8a10e36d63f9a4d1457b55bcd64596b1030163952",
@@ -147,9 +148,9 @@ def test_small_traces_are_reproduced(data_dir: Path, source: str, mean_prompts: 
     assert abs(off(real["prompts a program"], drawn["prompts a program"])) < mean_prompts
     assert abs(off(real["turns"], drawn["turns"])) < 0.05
     for name in ("output", "kept"):
-        assert distance(real[name], drawn[name]) < 0.13 and abs(off(real[name], drawn[name])) < 0.1, name
+        assert distance(real[name], drawn[name]) < 0.15 and abs(off(real[name], drawn[name])) < 0.1, name
     for name in ("new", "gap"):
-        assert distance(real[name], drawn[name]) < 0.26 and abs(off(real[name], drawn[name])) < 0.15, name
+        assert distance(real[name], drawn[name]) < 0.16 and abs(off(real[name], drawn[name])) < 0.15, name
     assert abs(np.mean(real["paused"]) - np.mean(drawn["paused"])) < 0.05
     if "at once" in real:
         assert abs(off(real["at once"], drawn["at once"])) < 0.2
@@ -203,7 +204,8 @@ def test_a_fit_is_a_workload_and_holds_no_names(tmp_path: Path) -> None:
     assert programs[0].prefix == (PrefixGroup("mine/prefix-1", 300),)
     assert len(list(load_programs(WorkloadConfig(source=str(path))).programs)) == 6
     first = programs[0].turns[0]
-    assert (first.prompt_tokens, first.kept_output_tokens, len(first.tools), first.pause_s) == (1000, 20, 2, 30)
+    assert (first.prompt_tokens, first.kept_output_tokens) == (1000, 20)
+    assert [len(first.tools), first.pause_s] == [2, 30.0]
 
 
 @pytest.mark.parametrize(

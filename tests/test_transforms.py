@@ -276,7 +276,6 @@ def test_anonymize_keeps_every_number(work: list[Program]) -> None:
                 assert renamed.duration_s == tool.duration_s
             assert replace(was, turn_id=f"t{index}", tools=now.tools) == now
     assert len(set(tools.values())) == len(tools) and all(name.startswith("tool-") for name in tools.values())
-    assert list(anonymize(done)) == done or tools  # a second time changes at most the order of equals
 
 
 def test_tools_are_named_by_frequency() -> None:

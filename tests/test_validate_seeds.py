@@ -120,6 +120,6 @@ def test_known_errors_are_found_by_back_end_gpu_and_kind_of_model(tmp_path):
         config = parse_config(config_dict(source, cluster={"gpu": known.gpu, "model": name, "tp": 2}))
         found = expected_error(config, known.backend)
         assert found.jct_mean == known.typical
-        assert known.gpu in found.words and known.backend in found.words and known.how in found.words
+        assert known.gpu in found.words and known.backend in found.words and known.what in found.words
     config = parse_config(config_dict(source, cluster={"gpu": "a100_sxm"}))
     assert expected_error(config, "measured").words.startswith("not known")

@@ -114,7 +114,7 @@ def test_inspect_says_the_working_set_of_a_model(trace: Path) -> None:
     assert large["kv_working_set"]["max_gib"] == 2.5 * small["kv_working_set"]["max_gib"]
     shown = invoke("trace", "inspect", str(trace))[0]
     assert "in 5 programs" in shown and "KV for llama-3.1-8b" in shown
-    with pytest.raises(InputError, match="llama-3.1-9b.*did you mean"):
+    with pytest.raises(InputError, match=r"llama-3\.1-9b.*did you mean"):
         invoke("trace", "inspect", str(trace), "--model", "llama-3.1-9b")
 
 

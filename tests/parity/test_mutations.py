@@ -11,7 +11,7 @@ from .test_recordings import all_trials
 
 _HASH_AT_SCHEDULE = "min(num_computed + num_new_tokens, request.num_tokens) // self.block_size"
 _DECODE_FILLS_BLOCK = "elif in_block == self.block_size - 1 and num_computed < request.num_tokens:\n"
-_NO_TOKEN_YET = "            if request.num_computed_tokens < request.num_tokens:\n"
+_NO_TOKEN_YET = "            if request.num_computed_tokens < num_tokens:\n"
 _HASH_AFTER_THE_STEP = """\
             full = request.num_computed_tokens // self.kv_cache.block_size
             self.block_pool.cache_full_blocks(request.table, request.content, full)
@@ -253,7 +253,7 @@ MUTATIONS = {
     ),
     "max_model_len_does_not_stop": _mutation(
         "a request ends at max_model_len",
-        ("scheduler", " or request.num_tokens >= max_model_len:", ":"),
+        ("scheduler", "min(request.num_tokens_at_end, self.max_model_len)", "request.num_tokens_at_end"),
     ),
 }
 

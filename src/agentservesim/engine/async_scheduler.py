@@ -59,7 +59,6 @@ class AsyncScheduler(Scheduler):
         if request.first_token_s is None:
             request.first_token_s = now_s
         if request.max_tokens > 0:
-            request.num_output_tokens += 1
             request.num_tokens += 1
             if not stale:
                 request.num_output_placeholders -= 1
@@ -68,7 +67,7 @@ class AsyncScheduler(Scheduler):
             self.block_pool.cache_full_blocks(
                 request.table, request.content, known // self.block_pool.block_size
             )
-        if request.num_output_tokens < request.max_tokens and request.num_tokens < self.max_model_len:
+        if request.num_tokens < request.num_tokens_at_end:
             return False
         request.completed_s = now_s
         return True

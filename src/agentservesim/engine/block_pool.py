@@ -167,6 +167,7 @@ class BlockPool:
 
     def park(self, table: BlockTable) -> BlockTable:
         """A second kind of reference to the holder's hashed blocks; the holder still frees its own."""
+        self._join(table)
         parked = BlockTable()
         for run in table.runs():
             run.park_cnt += 1
@@ -187,8 +188,9 @@ class BlockPool:
         their hashes. A block in use, or shared with a second parked entry, only loses this one's reference.
         Where all that is left is in use, it stays. Returns how many were taken."""
         runs = list(parked.runs())
+        in_use = next((position for position, run in enumerate(runs) if run.ref_cnt == 0), len(runs))
         taken = 0
-        while taken < num_blocks and any(run.ref_cnt == 0 for run in runs):
+        while taken < num_blocks and len(runs) > in_use:
             run = runs[-1]
             if run.ref_cnt or run.park_cnt > 1:
                 run.park_cnt -= 1
@@ -240,6 +242,25 @@ class BlockPool:
             right.older, right.newer = run.older, run
             right.older.newer = run.older = right
         return right
+
+    def _join(self, table: BlockTable) -> None:
+        """Make one run of neighbours that nobody but the holder has. Freed blocks are joined in the queue;
+        without this, those of a program that is always protected never would be."""
+        joined: list[Run] = []
+        for run in list(table.runs()):
+            last = joined[-1] if joined else None
+            if (
+                last is not None
+                and last.index is run.index
+                and last.ref_cnt == run.ref_cnt == 1
+                and last.park_cnt == run.park_cnt == 0
+                and not (last.duplicate or run.duplicate)
+            ):
+                last.hi, last.right = run.hi, None
+                run.index.runs.remove(run)
+            else:
+                joined.append(run)
+        table.replace(joined)
 
     def _insert(self, table: BlockTable, index: CachedLine, lo: int, hi: int) -> None:
         """Hash blocks [lo, hi) of a line for the holder. Where the line is cached already, the new blocks

@@ -90,6 +90,11 @@ class BlockTable:
                 run = run.right
                 yield run
 
+    def replace(self, runs: list[Run]) -> None:
+        """Hold the same blocks, as these runs."""
+        self._runs = runs
+        self._ends = [run.hi for run in runs]
+
     def clear(self) -> None:
         """Hold nothing."""
         self._runs.clear()

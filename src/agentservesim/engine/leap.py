@@ -113,7 +113,6 @@ def commit(leap: Leap, steps: int, scheduler: Scheduler) -> None:
         request.num_computed_tokens += steps
         computed = request.num_computed_tokens
         request.num_tokens += steps
-        request.num_output_tokens += steps
         needed = -(-computed // pool.block_size) - request.table.num_blocks
         if needed > 0:
             pool.allocate(request.table, needed)
@@ -128,12 +127,7 @@ def _undecided_steps(scheduler: Scheduler) -> int:
     running = scheduler.running
     if not running or not scheduler.only_decodes():
         return 0
-    tokens_left = min(
-        [
-            min(request.max_tokens - request.num_output_tokens, scheduler.max_model_len - request.num_tokens)
-            for request in running
-        ]
-    )
+    tokens_left = min([request.num_tokens_at_end - request.num_tokens for request in running])
     steps = min(tokens_left - 1, MAX_STEPS)
     pool = scheduler.block_pool
     available = pool.num_unhashed_free + pool.num_hashed_free
@@ -176,7 +170,6 @@ def _commit_one_by_one(scheduler: Scheduler, steps: int) -> None:
             request.num_computed_tokens += 1
         for request in scheduler.running:
             request.num_tokens += 1
-            request.num_output_tokens += 1
 
 
 def block_seconds(leap: Leap, steps: int, scheduler: Scheduler) -> float:

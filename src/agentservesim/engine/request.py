@@ -11,7 +11,8 @@ class Request:
 
     request_id            orders requests of equal priority and arrival, as vLLM does
     content               identity of the prompt and of every token to come
-    max_tokens            tokens to generate, already clipped to max_model_len - prompt_tokens
+    max_tokens            tokens to generate
+    num_tokens_at_end     prompt and output of the finished request; a scheduler clips it to max_model_len
     claims                keys of parked KV entries that this request takes over when it is admitted
     owner                 whatever the submitter wants to find again; the engine never looks at it
     num_hit_tokens        prefix hit of the latest admission; first_hit_tokens that of the first
@@ -32,11 +33,11 @@ class Request:
         "num_hit_tokens",
         "num_in_flight_tokens",
         "num_output_placeholders",
-        "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_stale_tokens",
         "num_tokens",
+        "num_tokens_at_end",
         "owner",
         "priority",
         "request_id",
@@ -64,8 +65,8 @@ class Request:
         self.claims = claims
         self.owner = owner
         self.num_tokens = prompt_tokens
+        self.num_tokens_at_end = prompt_tokens + max_tokens
         self.num_computed_tokens = 0
-        self.num_output_tokens = 0
         self.num_output_placeholders = 0
         self.num_in_flight_tokens = 0
         self.num_stale_tokens = 0
@@ -79,6 +80,11 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, computed={self.num_computed_tokens}/{self.num_tokens})"
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
 
     def queue_key(self) -> tuple[int, float, int | str]:
         """Order under the priority policy: lowest first."""

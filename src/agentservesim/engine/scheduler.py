@@ -127,6 +127,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request."""
         self._head_refused = False
+        request.num_tokens_at_end = min(request.num_tokens_at_end, self.max_model_len)
         self.waiting.add(request)
 
     def only_decodes(self) -> bool:
@@ -280,16 +281,16 @@ class Scheduler:
         """The step has run: each request that caught up has one more token. Returns the finished ones,
         disposed of in batch order."""
         finished = []
-        max_model_len = self.max_model_len
         for request in output.num_scheduled_tokens:
-            if request.num_computed_tokens < request.num_tokens:
+            num_tokens = request.num_tokens
+            if request.num_computed_tokens < num_tokens:
                 continue  # a chunk of a prefill
             if request.first_token_s is None:
                 request.first_token_s = now_s
-            if request.max_tokens > 0:
-                request.num_output_tokens += 1
-                request.num_tokens += 1
-            if request.num_output_tokens >= request.max_tokens or request.num_tokens >= max_model_len:
+            if num_tokens < request.num_tokens_at_end:
+                num_tokens += 1
+                request.num_tokens = num_tokens
+            if num_tokens >= request.num_tokens_at_end:
                 request.completed_s = now_s
                 finished.append(request)
         if finished:

@@ -46,9 +46,10 @@ To make one: `residual_fit.fit_residual` over `StepSample`s, then `to_yaml`. To 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,22 @@ class Regime:
 
     def seconds(self, features: Mapping[str, float]) -> float:
         """The residual of a step; `features` has a value for every name in FEATURES but `step`."""
-        return 1e-6 * sum(
-            coefficient * feature_value(term, features, self.ranges)
-            for term, coefficient in self.coefficients.items()
-        )
+        total_us = 0.0
+        for name, knee, low, high, coefficient in self._terms:
+            value = features[name] if name != "step" else 1.0
+            value = low if value < low else high if value > high else value
+            total_us += coefficient * (value if knee is None else max(0.0, value - knee))
+        return 1e-6 * total_us
+
+    @cached_property
+    def _terms(self) -> list[tuple[str, float | None, float, float, float]]:
+        """Feature, knee, range and coefficient of each term."""
+        terms = []
+        for term, coefficient in self.coefficients.items():
+            name, knee = split_term(term)
+            low, high = self.ranges.get(name, (-math.inf, math.inf))
+            terms.append((name, knee, low, high, coefficient))
+        return terms
 
     def covers(self, features: Mapping[str, float]) -> bool:
         """Whether a step lies inside the fitted range."""

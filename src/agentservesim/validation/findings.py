@@ -78,8 +78,13 @@ def _running(side: Side) -> Array:
     """Calls that decode while a call does: the mean over its own decode time."""
     first = side.start_s + side.ttft_s
     end = side.start_s + side.latency_s
-    overlap = np.minimum(end[:, None], end[None, :]) - np.maximum(first[:, None], first[None, :])
-    return np.asarray(np.clip(overlap, 0, None).sum(axis=1) / np.maximum(end - first, 1e-9))
+    times = np.concatenate([first, end])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    running = np.cumsum(np.concatenate([np.ones(len(first)), -np.ones(len(end))])[order])
+    call_seconds = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+    during = np.interp(end, times, call_seconds) - np.interp(first, times, call_seconds)
+    return np.asarray(during / np.maximum(end - first, 1e-9))
 
 
 def _first_token(real: Side, simulated: Side) -> Iterator[str]:

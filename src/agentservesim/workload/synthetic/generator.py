@@ -159,7 +159,7 @@ class _Draw:
     def _next(self, turn: Turn, new_share: float) -> tuple[int, int]:
         """The prompt after a turn, and how much of it repeats that turn's prompt and kept output."""
         context = turn.prompt_tokens + turn.kept_output_tokens
-        new = max(1, round(self.kind.new_tokens.quantile(new_share)))
+        new = max(0, round(self.kind.new_tokens.quantile(new_share)))
         for number, rewrite in enumerate(self.description.rewrites):
             exposed = rewrite.from_tokens <= turn.prompt_tokens < rewrite.below_tokens
             if exposed and self.more.random() < rewrite.rate:
@@ -168,7 +168,7 @@ class _Draw:
         if self.description.lost_tokens is not None:
             lost = max(0, round(self.description.lost_tokens.quantile(self.more.random())))
         reuse = max(context - lost, min(self.prefix_tokens, context))
-        return reuse + new, reuse
+        return max(1, reuse + new), reuse
 
     def _rewritten(self, turn: Turn, number: int) -> tuple[int, int]:
         """The prompt that takes the place of a turn's context, and what it repeats."""
