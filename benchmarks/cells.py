@@ -80,7 +80,9 @@ def measure(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cell", nargs="*")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 
 def write_agents(
-    path: Path, programs: int, turns: int = 20, first_tokens: int = 2000, last_tokens: int = 40000, seed: int = 1
+    path: Path,
+    programs: int,
+    turns: int = 20,
+    first_tokens: int = 2000,
+    last_tokens: int = 40000,
+    seed: int = 1,
 ) -> None:
     """Native JSON Lines: each program's context grows evenly from `first_tokens` to `last_tokens`; about
     100 output tokens a turn, exponential tool gaps of 1 s on average."""

@@ -12,7 +12,12 @@ from rich.console import Console
 
 from agentservesim.cli import compare
 
-POLICIES = {"retention": "lru,pressure-ttl,tool-ttl", "scheduling": "fcfs,plas,continuum", "admission": None, "routing": None}  # fmt: skip
+POLICIES = {
+    "retention": "lru,pressure-ttl,tool-ttl",
+    "scheduling": "fcfs,plas,continuum",
+    "admission": None,
+    "routing": None,
+}
 COMMAND = "agentservesim compare examples/rtx-pro-6000-70b-tp2 --retention lru,… --scheduling fcfs,…"
 
 

@@ -476,7 +476,7 @@ def test_cached_blocks_in_the_free_queue_need_room() -> None:
 def test_a_recomputed_request_needs_room_for_its_generated_tokens() -> None:
     engine = scheduler(usable=4, max_num_batched_tokens=6)
     request = add(engine, "a", 4)
-    request.num_output_tokens, request.num_tokens = 13, 17
+    request.num_tokens = 17
     assert step(engine) == {}
 
 

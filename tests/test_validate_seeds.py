@@ -10,7 +10,7 @@ from scipy import stats
 
 from agentservesim import parse_config
 from agentservesim.errors import InputError
-from agentservesim.validation.known_errors import KNOWN, expected_error
+from agentservesim.step_time.known_errors import KNOWN, expected_error
 from agentservesim.validation.paired_seeds import difference, with_seeds
 from agentservesim.validation.students_t import t_quantile
 from helpers import chain, config_dict, write_config, write_native

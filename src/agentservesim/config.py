@@ -27,6 +27,10 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+DRAWN = ("poisson", "gamma", "bursts")
+"""Arrival processes that draw times from a seed."""
+
+
 class ArrivalsConfig(_Section):
     """When programs start. `recorded` takes each program's arrival_s; `closed_loop` keeps `lanes` running;
     `bursts` starts `size` programs at once, at Poisson times."""

@@ -22,7 +22,7 @@ from agentservesim.results.recorder import Recorder
 from agentservesim.results.summary import summarize
 from agentservesim.simulation import Policies, Simulation
 from agentservesim.step_time import StepTimeModel, build_step_time, kv_pool_tokens, model
-from agentservesim.validation.known_errors import expected_error
+from agentservesim.step_time.known_errors import expected_error
 from agentservesim.workload import load_programs
 from agentservesim.workload.arrivals import open_loop
 from agentservesim.workload.report import ReadingReport

@@ -9,9 +9,10 @@ from importlib import resources
 from pathlib import Path
 
 from agentservesim.cli.trace import write_report
-from agentservesim.config import RunConfig, load_config
+from agentservesim.config import DRAWN, RunConfig, load_config
 from agentservesim.errors import InputError, nearest
 from agentservesim.workload import BUNDLED, load_programs
+from agentservesim.workload.fit import is_fit
 from agentservesim.workload.formats import STDIN, NoSuchFile, find_files, recognise
 
 PREFIX = "examples/"
@@ -64,7 +65,7 @@ def _find(name: str) -> Path | None:
     if name.removesuffix(".yaml") in bundled and not os.path.isfile(path):
         return _bundled_path(name)
     if path.suffix in (".yaml", ".yml") and os.path.isfile(path):
-        return path
+        return None if is_fit(name) else path
     try:
         files = find_files(name)
     except NoSuchFile:
@@ -110,7 +111,7 @@ def _for_trace(name: str, overrides: list[str]) -> RunConfig:
 def _say_assumed(config: RunConfig, recorded: bool) -> None:
     cluster, arrivals = config.cluster, config.workload.arrivals
     how = f"{arrivals.process} arrivals"
-    if arrivals.process in ("poisson", "gamma"):
+    if arrivals.process in DRAWN:
         how += f" at {arrivals.rate_per_s} programs/s"
     why = "" if recorded else " (the trace has no times of its own)"
     sys.stderr.write(

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import tempfile
 from bisect import bisect_left
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,10 +85,26 @@ class Operators:
         self._logits = [decode_ops.index(_LOGITS)]
         self._shared = [i for i in range(len(decode_ops)) if i not in (*self._decode, *self._logits)]
         self.grid = _grid(gpu, model, tp, self.version)
+        self._attention, self._fold = self._engine, 1
+        if not self.grid.decode_batches:
+            self._fold_heads(gpu, model, tp)
         library = importlib.metadata.version("aiconfigurator-core")
         self.source = (
             f"aiconfigurator-core {library}: vLLM {self.version} kernels, {model.name} on {tp} x {gpu.name}"
         )
+
+    def _fold_heads(self, gpu: Gpu, model: Model, tp: int) -> None:
+        """Answer for decode attention of a head shape that was not measured from one that was, if there is.
+
+        Sequences and KV heads are independent there: n sequences with H query and K KV heads are as much
+        work, in as many equal parts, as n * f sequences with H / f and K / f. The grid stays empty.
+        """
+        own = model.kv_heads_per_gpu(tp)
+        for fold in (fold for fold in range(2, own + 1) if own % fold == 0):
+            part = replace(model, heads=model.heads // fold, kv_heads=own // fold * tp)
+            if _grid(gpu, part, tp, self.version).decode_batches:
+                self._attention, self._fold = _compile(gpu, part, tp, self.version), fold
+                return
 
     def shared_seconds(self, tokens: int) -> float:
         """Everything but attention and logits, for `tokens` tokens: products, norms, all-reduces."""
@@ -103,7 +120,8 @@ class Operators:
 
     def decode_attention_seconds(self, decodes: int, context: int) -> float:
         """Attention of `decodes` sequences, one token each, over `context` tokens each."""
-        return float(self._engine.evaluate_generation_ops(self._decode, decodes, context)[0][1]) / 1e3
+        batch = decodes * self._fold
+        return float(self._attention.evaluate_generation_ops(self._decode, batch, context)[0][1]) / 1e3
 
 
 def _current_version(gpu_name: str) -> str:

@@ -6,7 +6,6 @@ metrics.py        the numbers of both, and the errors
 findings.py       the errors in words
 validate.py       simulate a config and compare it with a real run
 report.py         plots
-known_errors.py   what docs/fidelity.md found, for run and compare to say
 paired_seeds.py   whether two policies differ by more than the seeds do
 step_log.py       logs of real steps
 fitting.py        a residual from a log of steps

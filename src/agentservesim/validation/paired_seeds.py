@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from agentservesim.config import RunConfig
+from agentservesim.config import DRAWN, RunConfig
 from agentservesim.errors import InputError
 from agentservesim.validation.students_t import t_quantile
-from agentservesim.workload import BUNDLED
+from agentservesim.workload import generator_of
 
 CONFIDENCE = 0.95
 
@@ -68,13 +68,13 @@ def with_seeds(config: RunConfig, count: int) -> list[RunConfig]:
     Raises InputError where nothing of the run depends on a seed and `count` is above 1.
     """
     workload = config.workload
-    drawn = workload.arrivals.process in ("poisson", "gamma")
-    generated = workload.source in BUNDLED
+    drawn = workload.arrivals.process in DRAWN
+    generated = generator_of(workload.source) is not None
     if count > 1 and not (drawn or generated):
         raise InputError(
             f"--seeds {count}: workload.arrivals.process is {workload.arrivals.process!r} and "
             f"{workload.source} is read from a file, so nothing depends on a seed; expected --seeds 1, or "
-            "arrivals that are poisson or gamma"
+            f"arrivals that are {', '.join(DRAWN)}"
         )
     configs = []
     for step in range(count):

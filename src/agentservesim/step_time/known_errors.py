@@ -43,7 +43,7 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError("tables", "rtx_4090", False, 0.02, 0.015, 1, _SHAREGPT),
     KnownError("measured", "rtx_pro_6000_server", False, 0.128, 0.224, 1, _SHAREGPT),
     KnownError("roofline", "rtx_4090", False, 0.068, 0.078, 1, _SHAREGPT),
-    KnownError("measured", "h100_sxm", False, 0.070, 0.506, 10, "Llama-2-7B and CodeLlama-34B, bf16"),
+    KnownError("measured", "h100_sxm", False, 0.019, 0.054, 10, "Llama-2-7B and CodeLlama-34B, bf16"),
     KnownError("measured", "h200_sxm", False, 0.044, 0.115, 25, f"Llama-3.1-70B in fp8, {_SILICON}"),
     KnownError(
         "measured", "b200_sxm", False, 0.073, 0.231, 57, f"Llama-3.1-70B in fp8 and nvfp4, {_SILICON}"
