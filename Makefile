@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 
-.PHONY: demo test test-slow test-vllm lint clean help
+.PHONY: demo test test-slow test-vllm bench lint clean help
 
 help:            ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -24,9 +24,12 @@ test-vllm:       ## compare every step with the real scheduler of vLLM (download
 	bash scripts/install_vllm.sh $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pytest -m vllm -s tests/parity
 
+bench: $(VENV)/ready  ## calls a second, memory: one JSON line a cell
+	$(BIN)/python benchmarks/cells.py
+
 lint: $(VENV)/ready  ## style and types
-	$(BIN)/ruff check src tests scripts
-	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests scripts benchmarks
+	$(BIN)/ruff format --check src tests scripts benchmarks
 	$(BIN)/mypy src
 
 $(VENV)/ready: pyproject.toml requirements/lock.txt

@@ -16,8 +16,13 @@ from agentservesim import parse_config, simulate
 
 RETENTION = ("lru", "immediate-release", "ttl", "pressure-ttl", "tool-ttl", "min-waste")
 SCHEDULING = ("fcfs", "program-fcfs", "plas")
-BEYOND = (("tool-ttl", "continuum", "none"), ("lru", "resident-first", "none"), ("lru", "fcfs", "program-cap"),
-          ("tool-ttl", "continuum", "program-cap"), ("evolved-gap-ema", "evolved-sqrt-plas", "none"))  # fmt: skip
+BEYOND = (
+    ("tool-ttl", "continuum", "none"),
+    ("lru", "resident-first", "none"),
+    ("lru", "fcfs", "program-cap"),
+    ("tool-ttl", "continuum", "program-cap"),
+    ("evolved-gap-ema", "evolved-sqrt-plas", "none"),
+)
 RATES_PER_S = (0.01, 0.02)
 
 
@@ -48,7 +53,8 @@ def main() -> None:
     for rate_per_s in RATES_PER_S:
         print(f"\n### {rate_per_s} programs/s\n")
         print(
-            "| retention | scheduling | admission | mean JCT, s | vs lru + fcfs | prefix hits | preemptions | reclaimed |"
+            "| retention | scheduling | admission | mean JCT, s | vs lru + fcfs | prefix hits | preemptions "
+            "| reclaimed |"
         )
         print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
         baseline = None
