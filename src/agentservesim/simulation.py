@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from typing import Any
 
 from agentservesim.clock import Clock
@@ -23,14 +22,9 @@ from agentservesim.programs.pcb import ProgramTable
 from agentservesim.programs.program import Program
 from agentservesim.results.recorder import Recorder
 
-
-class Event(IntEnum):
-    """Kinds of events, in the order they are handled at one instant: blocks and results of a step are there
-    before the calls that arrive at the same time."""
-
-    STEP_END = 0
-    CALL_RELEASE = 1
-    PROGRAM_ARRIVAL = 2
+STEP_END, CALL_RELEASE, PROGRAM_ARRIVAL = range(3)
+"""Kinds of events, in the order they are handled at one instant: blocks and results of a step are there
+before the calls that arrive at the same time."""
 
 
 class Policies:
@@ -105,10 +99,10 @@ class Simulation:
                 while heap and heap[0][0] == now_s:
                     event = heapq.heappop(heap)
                     _, kind, _, subject = event
-                    if kind == Event.STEP_END:
+                    if kind == STEP_END:
                         if not self._outdated(event):
                             self._step_ended(subject, now_s)
-                    elif kind == Event.CALL_RELEASE:
+                    elif kind == CALL_RELEASE:
                         self._release(subject[0], subject[1], now_s)
                     else:
                         self._program_arrived(subject, now_s)
@@ -123,7 +117,7 @@ class Simulation:
         """End the run after the present instant; what is unfinished then stays live."""
         self.interrupted = True
 
-    def _push(self, time_s: float, kind: Event, subject: Any) -> None:
+    def _push(self, time_s: float, kind: int, subject: Any) -> None:
         """Ties are broken by (time, kind, sequence)."""
         heapq.heappush(self._heap, (time_s, kind, self._sequence, subject))
         self._sequence += 1
@@ -146,12 +140,12 @@ class Simulation:
         """Bring the instance back when its step ends."""
         assert instance.step_end_s is not None
         self._step_ends[instance.index] = self._sequence
-        self._push(instance.step_end_s, Event.STEP_END, instance)
+        self._push(instance.step_end_s, STEP_END, instance)
 
     def _outdated(self, event: tuple[float, int, int, Any]) -> bool:
         """Whether a step's end has been announced again since, for another time."""
         _, kind, sequence, subject = event
-        return kind == Event.STEP_END and self._step_ends[subject.index] != sequence
+        return kind == STEP_END and self._step_ends[subject.index] != sequence
 
     def _wake(self, instance: Instance) -> None:
         if not instance.stepping:
@@ -162,9 +156,7 @@ class Simulation:
     def _next_arrival(self) -> None:
         """Bring in the next program: at its time, or now if a lane is free for it."""
         for time_s, program in self._arrivals:
-            self._push(
-                self.clock.now_s if self._lanes is not None else time_s, Event.PROGRAM_ARRIVAL, program
-            )
+            self._push(self.clock.now_s if self._lanes is not None else time_s, PROGRAM_ARRIVAL, program)
             return
 
     def _program_arrived(self, program: Program, now_s: float) -> None:
@@ -174,7 +166,7 @@ class Simulation:
             self._next_arrival()
 
     def _release_at(self, time_s: float, run: ProgramRun, index: int) -> None:
-        self._push(time_s, Event.CALL_RELEASE, (run, index))
+        self._push(time_s, CALL_RELEASE, (run, index))
 
     def _release(self, run: ProgramRun, index: int, now_s: float) -> None:
         """A call's predecessors and their gaps are done: it enters the dispatch plane."""
@@ -233,6 +225,7 @@ class Simulation:
         self.retention.call_completed(call, gap, self.instances[call.instance], now_s)
         self.recorder.call_completed(call, request)
         del self._live_calls[call]
+        call.request = None  # else the two would keep each other alive
         self.orchestrator.open_gap(call, gap)
         self.orchestrator.complete(call, now_s)
         self._end_program(run)

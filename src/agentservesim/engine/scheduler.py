@@ -135,7 +135,7 @@ class Scheduler:
         finishes, blocks run out, or one is added."""
         if self.waiting and not self._head_refused:
             return False
-        for request in self.running:
+        for request in reversed(self.running):  # who was admitted last is still in prefill, if anybody is
             if request.num_tokens - request.num_computed_tokens != 1 or request.first_token_s is None:
                 return False
         return True

@@ -113,6 +113,8 @@ class DispatchPlane:
         )
 
     def _place(self, call: Call, now_s: float) -> Instance:
+        if len(self._instances) == 1 and self._lazy_views and self._priority is None:
+            return self._placed(call, 0, 0, now_s)  # there is nothing to decide
         pcb = pcb_view(call, self._table, self._instances, self._clock)
         about = _about(call)
         views = self._views if self._lazy_views else tuple(self._views)
@@ -121,7 +123,9 @@ class DispatchPlane:
         if index is None or not 0 <= index < len(self._instances):
             expected = f"an instance from 0 to {len(self._instances) - 1}"
             raise reject(self._route, answer, expected, now_s, about)
-        priority = self._ask_priority(pcb, now_s, about)
+        return self._placed(call, index, self._ask_priority(pcb, now_s, about), now_s)
+
+    def _placed(self, call: Call, index: int, priority: int, now_s: float) -> Instance:
         call.instance = index
         instance = self._instances[index]
         call.request = Request(
