@@ -259,8 +259,8 @@ MUTATIONS = {
 
 
 _LAST_TOKEN_RULE = """\
-            if placeholders and self._last_token_in_flight(request):
-                index += 1
+                if self._last_token_in_flight(request):
+                    index += 1
 """
 _SLOTS_TAKEN = "len(self.running) < self.max_num_seqs:\n"
 _SLOTS_TAKEN_BUT_FOR_LAST_TOKENS = """\
@@ -286,13 +286,13 @@ ASYNC_MUTATIONS = {
         "the next token of a request can be scheduled while the one before is in flight",
         (
             "scheduler",
-            "request.num_tokens + placeholders - num_computed",
-            "request.num_tokens - num_computed",
+            "num_new_tokens += request.num_output_placeholders",
+            "pass",
         ),
     ),
     "last_token_rule_dropped": _mutation(
         "a request whose last token is in flight is not scheduled again",
-        ("scheduler", "if placeholders and self._last_token_in_flight(request):", "if False:"),
+        ("scheduler", "if self._last_token_in_flight(request):", "if False:"),
     ),
     "last_token_rule_too_soon": _mutation(
         "a request is scheduled until its last token is in flight",
@@ -309,7 +309,11 @@ ASYNC_MUTATIONS = {
     ),
     "blocks_freed_early": _mutation(
         "a request whose last token is in flight keeps its blocks",
-        ("scheduler", _LAST_TOKEN_RULE, _LAST_TOKEN_RULE + "                self.kv_cache.free(request)\n"),
+        (
+            "scheduler",
+            _LAST_TOKEN_RULE,
+            _LAST_TOKEN_RULE + "                    self.kv_cache.free(request)\n",
+        ),
     ),
     "blocks_freed_late": _mutation(
         "a finished request frees its blocks when its step is updated",

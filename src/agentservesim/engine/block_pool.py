@@ -110,7 +110,16 @@ class BlockPool:
         """Hash the holder's blocks up to `num_full_blocks`, so that others can hit them."""
         if not self.enable_prefix_caching or num_full_blocks <= table.num_hashed:
             return
-        for line, lo, hi in content.block_spans(self.block_size):
+        spans = content.block_spans(self.block_size)
+        last = table.last()
+        line, _, end = spans[-1]
+        if last is not None and last.index.line is line and num_full_blocks <= end and _grows(last):
+            # Nearly always a holder writes on where it stopped, on its last line.
+            last.hi = num_full_blocks
+            last.right = None
+            table.extend_last(num_full_blocks)
+            return
+        for line, lo, hi in spans:
             if hi <= table.num_hashed:
                 continue
             if lo >= num_full_blocks:
@@ -268,14 +277,7 @@ class BlockPool:
         last = table.last()
         runs = index.runs
         if not runs or runs[-1].hi <= lo:
-            if (
-                last is not None
-                and runs
-                and last is runs[-1]
-                and last.hi == lo
-                and last.ref_cnt == 1
-                and last.park_cnt == 0
-            ):
+            if last is not None and last.index is index and last.hi == lo and _grows(last):
                 last.hi = hi
                 last.right = None
                 table.extend_last(hi)
@@ -337,3 +339,8 @@ class BlockPool:
         if lo < hi:
             gaps.append((lo, hi))
         return gaps
+
+
+def _grows(run: Run) -> bool:
+    """Whether a holder's last run can take more blocks: nobody else has it, and nothing follows it."""
+    return run.ref_cnt == 1 and run.park_cnt == 0 and run is run.index.runs[-1]

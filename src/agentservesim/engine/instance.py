@@ -142,16 +142,8 @@ class Instance:
             self.usage.observe(leap.times[steps], self.scheduler.block_pool)
 
     def _cost(self, output: SchedulerOutput) -> StepCost:
-        """Describe the batch to the step-time model. One new token on top of a context is a decode,
-        whatever the request calls it."""
-        prefills: list[tuple[int, int]] = []
-        contexts: list[int] = []
-        for request, num_new_tokens in output.num_scheduled_tokens.items():
-            if num_new_tokens == 1 and request.num_computed_tokens > 1:
-                contexts.append(request.num_computed_tokens)
-            else:
-                prefills.append((num_new_tokens, request.num_computed_tokens - num_new_tokens))
+        prefills, contexts = output.prefills, output.decode_contexts
         decodes = len(contexts)
         spread = (min(contexts), max(contexts)) if decodes and self.step_time.uses_spread else None
-        self.last_batch_tokens = decodes + sum(new for new, _ in prefills)
+        self.last_batch_tokens = decodes + sum([new for new, _ in prefills])
         return self.step_time.step(prefills, decodes, sum(contexts), spread)

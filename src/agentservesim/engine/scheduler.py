@@ -20,12 +20,20 @@ from agentservesim.engine.request import Request
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step: tokens to compute a request, in batch order; who was preempted and who admitted for it;
-    under asynchronous scheduling, who gets a token from it."""
+    """One step.
+
+    num_scheduled_tokens    tokens to compute a request, in batch order
+    preempted, admitted     for this step
+    prefills                (new tokens, tokens computed before) of each request that computes several
+    decode_contexts         tokens that each of the others attends to, its new one included
+    sampled                 under asynchronous scheduling: who gets a token from it
+    """
 
     num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    prefills: list[tuple[int, int]] = field(default_factory=list)
+    decode_contexts: list[int] = field(default_factory=list)
     sampled: set[Request] = field(default_factory=set)
 
 
@@ -153,9 +161,21 @@ class Scheduler:
         budget = self._schedule_running(output, threshold)
         if self.waiting and not output.preempted:
             self._schedule_waiting(output, threshold, budget, now_s)
-        for request, num_new_tokens in output.num_scheduled_tokens.items():
-            request.num_computed_tokens += num_new_tokens
+        self._advance(output)
         return output
+
+    @staticmethod
+    def _advance(output: SchedulerOutput) -> None:
+        """Count the step's tokens as computed, and note its shape. One new token on top of a context is a
+        decode, whatever the request calls it."""
+        contexts = output.decode_contexts
+        for request, num_new_tokens in output.num_scheduled_tokens.items():
+            num_computed = request.num_computed_tokens + num_new_tokens
+            request.num_computed_tokens = num_computed
+            if num_new_tokens == 1 and num_computed > 1:
+                contexts.append(num_computed)
+            else:
+                output.prefills.append((num_new_tokens, num_computed - num_new_tokens))
 
     def _schedule_running(self, output: SchedulerOutput, threshold: int) -> int:
         """Running requests first, in list order. Returns the token budget left."""
@@ -168,12 +188,13 @@ class Scheduler:
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
-            placeholders = request.num_output_placeholders
-            if placeholders and self._last_token_in_flight(request):
-                index += 1
-                continue
             num_computed = request.num_computed_tokens
-            num_new_tokens = request.num_tokens + placeholders - num_computed
+            num_new_tokens = request.num_tokens - num_computed
+            if request.num_output_placeholders:
+                if self._last_token_in_flight(request):
+                    index += 1
+                    continue
+                num_new_tokens += request.num_output_placeholders
             # Most decodes need no asking: inside its last block one neither takes a block nor fills one.
             if (
                 num_new_tokens == 1

@@ -76,7 +76,7 @@ class Program(msgspec.Struct, frozen=True):
         Raises InputError when a parent does not exist or the graph has a cycle.
         """
         children: list[list[int]] = [[] for _ in self.turns]
-        waiting = [len(turn.parents) for turn in self.turns]
+        forward = True
         for index, turn in enumerate(self.turns):
             for parent in turn.parents:
                 if not 0 <= parent < len(self.turns):
@@ -85,18 +85,22 @@ class Program(msgspec.Struct, frozen=True):
                         f"expected an index from 0 to {len(self.turns) - 1}"
                     )
                 children[parent].append(index)
+                forward = forward and parent < index
+        if not forward:  # a graph whose turns all follow their parents has no cycle
+            self._refuse_cycles(children)
+        return children
+
+    def _refuse_cycles(self, children: list[list[int]]) -> None:
+        waiting = [len(turn.parents) for turn in self.turns]
         ready = [index for index, count in enumerate(waiting) if count == 0]
-        reached = 0
         while ready:
-            reached += 1
             for child in children[ready.pop()]:
                 waiting[child] -= 1
                 if waiting[child] == 0:
                     ready.append(child)
-        if reached != len(self.turns):
-            stuck = [self.turns[i].turn_id for i, count in enumerate(waiting) if count]
+        stuck = [self.turns[index].turn_id for index, count in enumerate(waiting) if count]
+        if stuck:
             raise InputError(
                 f"program {self.program_id!r}: field 'parents' makes a cycle through turns "
                 f"{', '.join(stuck[:5])}; expected a graph without cycles"
             )
-        return children

@@ -64,6 +64,8 @@ class Recorder:
         if request.num_output_tokens > 1:
             decode_s = request.completed_s - request.first_token_s
             self.tpot_s.append(decode_s / (request.num_output_tokens - 1))
+        if not self._calls.wanted:
+            return
         self._calls.append(
             (
                 call.run.program.program_id,

@@ -61,14 +61,14 @@ class TableWriter:
 
     def __init__(self, schema: pa.Schema, path: Path | None, keep: bool = True) -> None:
         self.schema = schema
-        self._wanted = keep or path is not None
+        self.wanted = keep or path is not None
         self._rows: list[tuple[Any, ...]] = []
         self._batches: list[pa.RecordBatch] = []
         self._file = pq.ParquetWriter(path, schema) if path is not None else None
 
     def append(self, row: tuple[Any, ...]) -> None:
         """Add a row, its values in the order of the schema."""
-        if not self._wanted:
+        if not self.wanted:
             return
         self._rows.append(row)
         if len(self._rows) >= BATCH_ROWS:
@@ -76,7 +76,7 @@ class TableWriter:
 
     def close(self) -> pa.Table | None:
         """Write what is left; returns the table if it was kept in memory."""
-        if not self._wanted:
+        if not self.wanted:
             return None
         self._flush()
         if self._file is not None:
