@@ -23,7 +23,7 @@ COMMAND = "agentservesim compare examples/rtx-pro-6000-70b-tp2 --retention lru,â
 
 
 def main() -> None:
-    screen = Console(record=True, width=128, file=StringIO())
+    screen = Console(record=True, width=128, file=StringIO(), highlight=False)
     compare.console = lambda: screen  # type: ignore[assignment]
     compare.compare_command("examples/rtx-pro-6000-70b-tp2", [], POLICIES, False)
     svg = screen.export_svg(title=COMMAND)

@@ -125,7 +125,7 @@ def _show(base: RunConfig, runs: list[dict[str, Any]]) -> None:
     screen.print(table)
     screen.print()
     for line in certainty([" + ".join(run["policies"][axis] for axis in axes) for run in runs], runs):
-        screen.print(line, soft_wrap=True, markup=False, highlight=False)
+        screen.print(line, markup=False)
     notice = summary["step_time"]["notice"]
     if notice:
         screen.print(f"\n[yellow]note:[/yellow] {notice}")

@@ -8,8 +8,8 @@ from rich.table import Table
 
 def console() -> Console:
     """The screen. Wide enough for the tables when the output is not a terminal."""
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=130)
+    screen = Console(highlight=False)
+    return screen if screen.is_terminal else Console(width=130, highlight=False)
 
 
 def seconds(value: float | None) -> str:
