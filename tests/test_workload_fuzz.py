@@ -215,3 +215,27 @@ def test_no_program_is_lost_unmentioned(
         programs, report = attempt(as_bytes(lines), path, reader, lenient)
         if programs is not None and len(programs) < len(before):
             assert sum(report.dropped.values()), (name, key, holder[key])
+
+
+KEYS = (
+    "type", "payload", "id", "timestamp", "content", "message", "uuid", "sessionId", "program_id", "turns",
+    "session_id", "sub_requests", "workflow_id", "nodes", "input_toks", "requests", "hash_ids", "block_size",
+    "trajectory", "info", "messages", "resourceSpans", "spans", "attributes", "input_length", "trajectory_format",
+)  # fmt: skip
+ODD_RECORDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD_VALUES))
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    records=st.lists(
+        st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD_VALUES)), min_size=1, max_size=3
+    )
+)
+def test_records_of_no_format_are_refused_in_words(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+    """Keys of every format with values of any type: each reader looks at them before it is chosen."""
+    path = tmp_path / "odd.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    try:
+        list(read_programs([path], ReadingReport()))
+    except InputError as error:
+        assert "odd.jsonl" in str(error)

@@ -186,11 +186,12 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read a YAML config and apply `a.b=value` overrides (values are YAML).
 
     Raises InputError with file, line, field, value and expectation.
     """
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -233,7 +234,7 @@ def _apply_override(data: dict[str, Any], item: str, given: dict[KeyPath, str]) 
         node[part] = dict(child) if isinstance(child, dict) else {}
         node = node[part]
     try:
-        node[path[-1]] = yaml.safe_load(value)
+        node[path[-1]] = "-" if value == "-" else yaml.safe_load(value)  # standard input, not an empty list
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"--set {item}: the value is not valid YAML: {error}") from None
     given[path] = f"--set {item}"

@@ -155,9 +155,10 @@ class Simulation:
 
     def _next_arrival(self) -> None:
         """Bring in the next program: at its time, or now if a lane is free for it."""
-        for time_s, program in self._arrivals:
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            time_s, program = arrival
             self._push(self.clock.now_s if self._lanes is not None else time_s, PROGRAM_ARRIVAL, program)
-            return
 
     def _program_arrived(self, program: Program, now_s: float) -> None:
         self.recorder.program_arrived()

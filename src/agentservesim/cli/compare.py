@@ -38,6 +38,9 @@ def compare_command(
         runs.append({"policies": labels, "summary": summaries[0]})
         if seeds > 1:
             runs[-1]["seeds"] = summaries
+        baseline = runs[0]["summary"]["jct_mean_s"]
+        if baseline and runs[-1]["summary"]["jct_mean_s"] is not None:
+            runs[-1]["jct_mean_change"] = runs[-1]["summary"]["jct_mean_s"] / baseline - 1
         if number > 1:
             runs[-1]["difference"] = jct_difference(runs[-1], runs[0])
     if json_output:

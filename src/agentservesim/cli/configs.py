@@ -61,6 +61,8 @@ def open_config(name: str, overrides: list[str], policies: dict[str, str | None]
 def _find(name: str) -> Path | None:
     """The config file of that name; None when the name stands for a trace."""
     path = Path(name)
+    if name in BUNDLED:
+        return None
     bundled = bundled_configs()
     if name.removesuffix(".yaml") in bundled and not os.path.isfile(path):
         return _bundled_path(name)

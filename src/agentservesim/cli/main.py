@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,8 @@ def run(
 ) -> None:
     """Simulate one config, or a trace with a default config, and show what happened.
 
-    Exit code 3 if calls were refused or lost; they are counted and named.
+    Exit code 3 if calls were refused or lost; they are counted and named. 130 after Ctrl-C: what was
+    finished is shown and written.
     """
     from agentservesim.cli.configs import trace_settings
     from agentservesim.cli.run import run_command
@@ -259,6 +261,9 @@ def _options(
 
 def main() -> None:
     """Entry point: errors raised on purpose become one message and their exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × and – still shows the figures
     try:
         app(prog_name="agentservesim")
     except AgentServeSimError as error:

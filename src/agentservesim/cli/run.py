@@ -158,7 +158,7 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{joules(summary['energy_joules'])} (a model, not a measurement)",
         ),
         ("step time", f"{step_time['backend']}: {step_time['source']}"),
-        ("coverage", f"{percent(step_time['coverage'], 0)} of the time inside the measured grid"),
+        ("coverage", f"{percent(step_time['coverage'], 0)} of the time inside what was measured and fitted"),
         ("expected error", step_time["expected_error"]["words"]),
         (
             "simulated by",

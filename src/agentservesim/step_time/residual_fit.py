@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -198,12 +198,3 @@ def _error(sample: StepSample, regime: Regime) -> float:
 
 def _summary(errors: Sequence[float]) -> Error:
     return Error(round(float(np.median(errors)), 5), round(float(np.quantile(errors, 0.9)), 5))
-
-
-def corrected_errors(samples: Sequence[StepSample], residual: Residual) -> Mapping[StepSample, float]:
-    """|predicted - real| / real of every sample under a residual, for plots."""
-    empty = Regime()
-    return {
-        s: _error(s, (residual.with_prefill if s.prefill_tokens else residual.decode_only) or empty)
-        for s in samples
-    }

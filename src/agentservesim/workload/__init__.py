@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 from agentservesim.config import WorkloadConfig
 from agentservesim.errors import InputError, nearest
@@ -27,7 +28,7 @@ class Workload:
     report: ReadingReport
 
 
-def load_programs(config: WorkloadConfig) -> Workload:
+def load_programs(config: WorkloadConfig | str | Path) -> Workload:
     """Open the workload a config names; a relative path counts from the working directory.
 
     Takes the first config.programs; by default all of a trace, or a generator's own number; then applies
@@ -35,6 +36,8 @@ def load_programs(config: WorkloadConfig) -> Workload:
     and while streaming for a wrong line or a trace that holds fewer programs than asked for. config.seed
     matters to generated workloads only.
     """
+    if not isinstance(config, WorkloadConfig):
+        config = WorkloadConfig(source=str(config))
     report = ReadingReport()
     description = generator_of(config.source)
     if description is not None:

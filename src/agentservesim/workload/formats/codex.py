@@ -9,7 +9,7 @@ rollouts, is estimated from its text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,12 +133,19 @@ class _Call:
 def recognises(head: Head) -> bool:
     """Whether a file is a rollout: by its envelopes or, if very old, by bare items after a first line."""
     for record in head.records:
-        if record.get("type") in _KINDS and isinstance(record.get("payload"), dict):
+        if _is_one_of(record.get("type"), _KINDS) and isinstance(record.get("payload"), dict):
             return True
     bare = head.records[1:] if head.records and {"id", "timestamp"} <= head.records[0].keys() else []
-    if any(record.get("type") in _ITEMS and ("content" in record or "call_id" in record) for record in bare):
+    if any(
+        _is_one_of(record.get("type"), _ITEMS) and ("content" in record or "call_id" in record)
+        for record in bare
+    ):
         return True
     return {"timestamp", "type", "payload"} <= head.keys
+
+
+def _is_one_of(value: object, names: Collection[str]) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def read(source: Source, report: ReadingReport) -> Iterator[Program]:
