@@ -220,7 +220,8 @@ def test_no_program_is_lost_unmentioned(
 KEYS = (
     "type", "payload", "id", "timestamp", "content", "message", "uuid", "sessionId", "program_id", "turns",
     "session_id", "sub_requests", "workflow_id", "nodes", "input_toks", "requests", "hash_ids", "block_size",
-    "trajectory", "info", "messages", "resourceSpans", "spans", "attributes", "input_length", "trajectory_format",
+    "trajectory", "info", "messages", "resourceSpans", "spans", "attributes", "input_length",
+    "trajectory_format",
 )  # fmt: skip
 ODD_RECORDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD_VALUES))
 
