@@ -39,25 +39,19 @@ def check(program: Program, where: str) -> None:
     arrival_s = program.arrival_s
     if arrival_s is not None and not (math.isfinite(arrival_s) and arrival_s >= 0):
         raise InputError(f"{where}: program {quoted(program.program_id)}: arrival_s is {arrival_s}")
+    prefix = sum(group.tokens for group in program.prefix)
     for turn in program.turns:
-        _check_turn(program, turn, where)
+        _check_turn(program, turn, prefix, where)
     program.children()
 
 
-def _check_turn(program: Program, turn: Turn, where: str) -> None:
-    times = (
-        turn.wait_s(),
-        turn.gap_s or 0.0,
-        turn.pause_s,
-        turn.delay_s,
-        *(t.duration_s for t in turn.tools),
-    )
+def _check_turn(program: Program, turn: Turn, prefix: int, where: str) -> None:
+    times = [turn.gap_s or 0.0, turn.pause_s, turn.delay_s, *[tool.duration_s for tool in turn.tools]]
     parent = program.turns[turn.parents[0]] if turn.parents else None
     context = parent.prompt_tokens + parent.kept_output_tokens if parent else 0
-    prefix = sum(group.tokens for group in program.prefix)
     if (
         min(times) < 0
-        or not all(map(math.isfinite, times))
+        or not math.isfinite(sum(times))
         or not 0 <= turn.kept_output_tokens <= turn.output_tokens
         or not 0 <= turn.reuse_tokens <= min(context, turn.prompt_tokens)
         or turn.prompt_tokens < max(1, prefix)
