@@ -179,13 +179,10 @@ class Scheduler:
 
     def _schedule_running(self, output: SchedulerOutput, threshold: int) -> int:
         """Running requests first, in list order. Returns the token budget left."""
-        budget = self.max_num_batched_tokens
         scheduled = output.num_scheduled_tokens
         running = self.running
-        block_size = self.kv_cache.block_size
-        last_slot = block_size - 1
-        max_model_len = self.max_model_len
-        index = 0
+        index = self._schedule_decodes(scheduled)
+        budget = self.max_num_batched_tokens - len(scheduled)
         while index < len(running) and budget > 0:
             request = running[index]
             num_computed = request.num_computed_tokens
@@ -195,19 +192,9 @@ class Scheduler:
                     index += 1
                     continue
                 num_new_tokens += request.num_output_placeholders
-            # Most decodes need no asking: inside its last block one neither takes a block nor fills one.
-            if (
-                num_new_tokens == 1
-                and num_computed + 1 < max_model_len
-                and (0 < num_computed % block_size < last_slot or self.kv_cache.append_token(request))
-            ):
-                scheduled[request] = 1
-                budget -= 1
-                index += 1
-                continue
             if 0 < threshold < num_new_tokens:
                 num_new_tokens = threshold
-            num_new_tokens = min(num_new_tokens, budget, max_model_len - num_computed - 1)
+            num_new_tokens = min(num_new_tokens, budget, self.max_model_len - num_computed - 1)
             if num_new_tokens == 0:
                 index += 1
                 continue
@@ -229,6 +216,31 @@ class Scheduler:
                 budget -= num_new_tokens
                 index += 1
         return budget
+
+    def _schedule_decodes(self, scheduled: dict[Request, int]) -> int:
+        """The decodes that the running list begins with, up to one that lacks a block: the rules of
+        _schedule_running for the plainest case. Returns how many requests it has dealt with."""
+        block_size = self.kv_cache.block_size
+        last_slot = block_size - 1
+        append_token = self.kv_cache.append_token
+        longest = self.max_model_len - 2
+        decodes = self.running[: self.max_num_batched_tokens]
+        for index, request in enumerate(decodes):
+            num_computed = request.num_computed_tokens
+            num_new_tokens = request.num_tokens - num_computed
+            if request.num_output_placeholders:
+                if self._last_token_in_flight(request):
+                    continue
+                num_new_tokens += request.num_output_placeholders
+            # Inside its last block a decode neither takes a block nor fills one.
+            if (
+                num_new_tokens != 1
+                or num_computed > longest
+                or not (0 < num_computed % block_size < last_slot or append_token(request))
+            ):
+                return index
+            scheduled[request] = 1
+        return len(decodes)
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
