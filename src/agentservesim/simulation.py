@@ -17,7 +17,7 @@ from agentservesim.engine.instance import Instance
 from agentservesim.engine.request import Request
 from agentservesim.planes.dispatch import DispatchPlane
 from agentservesim.planes.retention import RetentionPlane
-from agentservesim.programs.orchestrator import Call, Orchestrator, ProgramRun
+from agentservesim.programs.orchestrator import Call, Orchestrator, ProgramRun, call_of
 from agentservesim.programs.pcb import ProgramTable
 from agentservesim.programs.program import Program
 from agentservesim.results.recorder import Recorder
@@ -134,7 +134,7 @@ class Simulation:
                 continue
             self._announce_end(instance)
             for request in preempted:
-                self.recorder.decision(now_s, "preempt", _call_of(request).key, index)
+                self.recorder.decision(now_s, "preempt", call_of(request).key, index)
 
     def _announce_end(self, instance: Instance) -> None:
         """Bring the instance back when its step ends."""
@@ -212,7 +212,7 @@ class Simulation:
     def _call_completed(self, request: Request) -> None:
         """A request has its last token, in batch order: retention first, then what follows from it."""
         now_s = self.clock.now_s
-        call = _call_of(request)
+        call = call_of(request)
         run = call.run
         assert request.scheduled_s is not None
         assert call.instance is not None
@@ -256,8 +256,3 @@ class Simulation:
             self.recorder.call_lost(call, "interrupted" if self.interrupted else reason)
         for run in self._live_programs:
             self.recorder.program_lost(run)
-
-
-def _call_of(request: Request) -> Call:
-    assert isinstance(request.owner, Call)
-    return request.owner

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from agentservesim.engine.block_table import BlockTable, CachedLine, Run
-from agentservesim.engine.content import Content, Line
+from agentservesim.engine.content import Content, Line, Span
 
 
 class BlockPool:
@@ -119,26 +119,18 @@ class BlockPool:
             last.right = None
             table.extend_last(num_full_blocks)
             return
-        for line, lo, hi in spans:
-            if hi <= table.num_hashed:
-                continue
-            if lo >= num_full_blocks:
-                break
+        for line, lo, hi in _between(spans, table.num_hashed, num_full_blocks):
             index = self._cached.get(line)
             if index is None:
                 index = self._cached[line] = CachedLine(line)
-            self._insert(table, index, max(lo, table.num_hashed), min(hi, num_full_blocks))
+            self._insert(table, index, lo, hi)
 
     def lines_beyond(self, table: BlockTable, content: Content, num_full_blocks: int) -> list[Line] | None:
         """The lines that cache_full_blocks() would write; None if some of it is cached already."""
         lines = []
-        for line, lo, hi in content.block_spans(self.block_size):
-            if hi <= table.num_hashed:
-                continue
-            if lo >= num_full_blocks:
-                break
+        for line, lo, _ in _between(content.block_spans(self.block_size), table.num_hashed, num_full_blocks):
             index = self._cached.get(line)
-            if index is not None and (index.duplicates or index.runs[-1].hi > max(lo, table.num_hashed)):
+            if index is not None and (index.duplicates or index.runs[-1].hi > lo):
                 return None
             lines.append(line)
         return lines
@@ -339,6 +331,11 @@ class BlockPool:
         if lo < hi:
             gaps.append((lo, hi))
         return gaps
+
+
+def _between(spans: list[Span], start: int, end: int) -> list[Span]:
+    """The parts of block spans that lie in blocks [start, end)."""
+    return [Span(line, max(lo, start), min(hi, end)) for line, lo, hi in spans if lo < end and start < hi]
 
 
 def _grows(run: Run) -> bool:

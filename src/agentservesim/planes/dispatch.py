@@ -15,7 +15,7 @@ from agentservesim.planes.views import InstanceViews, pcb_view
 from agentservesim.policies.admission.none import AdmitAll
 from agentservesim.policies.interface import PCB, QueueView, RunningCall
 from agentservesim.policies.scheduling.fcfs import Fcfs
-from agentservesim.programs.orchestrator import Call, ProgramRun
+from agentservesim.programs.orchestrator import Call, ProgramRun, call_of
 from agentservesim.programs.pcb import ProgramTable
 
 
@@ -166,7 +166,7 @@ class DispatchPlane:
     def _reprioritize(self, waiting: WaitingQueue) -> None:
         now_s = self._clock.now_s
         for request in waiting:
-            call: Call = request.owner  # type: ignore[assignment]
+            call = call_of(request)
             pcb = pcb_view(call, self._table, self._instances, self._clock)
             request.priority = self._ask_priority(pcb, now_s, _about(call))
 
@@ -180,7 +180,7 @@ class DispatchPlane:
         return running[index]
 
     def _running_call(self, request: Request) -> RunningCall:
-        call: Call = request.owner  # type: ignore[assignment]
+        call = call_of(request)
         assert call.instance is not None
         block_size = self._instances[call.instance].scheduler.block_pool.block_size
         return RunningCall(

@@ -92,6 +92,12 @@ class Call:
         return tuple((program.program_id, program.turns[parent].turn_id) for parent in self.turn.parents)
 
 
+def call_of(request: Request) -> Call:
+    """The call that a request was submitted for."""
+    assert isinstance(request.owner, Call)
+    return request.owner
+
+
 class Orchestrator:
     """Turns programs into calls. `release_at(time_s, run, index)` is asked to bring a turn back, through
     `release`, when its time has come."""
