@@ -17,7 +17,6 @@ from agentservesim.workload.formats._decode import decode, quoted
 from agentservesim.workload.formats._lines import Place, read_lines
 
 COLUMNS = ("seconds", "prefills", "decodes", "decode_context_tokens")
-OPTIONAL = ("context_min_tokens", "context_max_tokens")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
