@@ -50,10 +50,12 @@ class Call:
     """One released call. `sequence` is its place in the order of all releases, `ordinal` in its program's.
 
     gap           the gap that ends with it; None for a call without predecessors
+    after         index of the turn before that gap: of several, whose gap ended last; -1 for none
     instance      where it was placed
     """
 
     __slots__ = (
+        "after",
         "content",
         "gap",
         "index",
@@ -67,7 +69,7 @@ class Call:
     )
 
     def __init__(
-        self, run: ProgramRun, index: int, released_s: float, sequence: int, gap: Gap | None
+        self, run: ProgramRun, index: int, released_s: float, sequence: int, after: int = -1
     ) -> None:
         self.run = run
         self.index = index
@@ -77,7 +79,8 @@ class Call:
         self.sequence = sequence
         self.ordinal = run.pcb.calls_submitted
         run.pcb.calls_submitted += 1
-        self.gap = gap
+        self.after = after
+        self.gap: Gap | None = run.gaps.get(after)
         self.instance: int | None = None
         self.request: Request | None = None
 
@@ -86,10 +89,17 @@ class Call:
         """Names the call, and the KV parked after it: program id and turn id."""
         return (self.run.program.program_id, self.turn.turn_id)
 
+    def parents(self) -> tuple[int, ...]:
+        """Indices of the turns before it, the one whose gap ended last in front."""
+        parents = self.turn.parents
+        if len(parents) < 2:
+            return parents
+        return tuple(sorted(parents, key=lambda parent: parent != self.after))
+
     def parent_keys(self) -> tuple[tuple[str, str], ...]:
-        """Keys of the calls before it."""
+        """Keys of the calls before it, in the order of `parents`."""
         program = self.run.program
-        return tuple((program.program_id, program.turns[parent].turn_id) for parent in self.turn.parents)
+        return tuple((program.program_id, program.turns[parent].turn_id) for parent in self.parents())
 
 
 def call_of(request: Request) -> Call:
@@ -129,8 +139,8 @@ class Orchestrator:
             run.in_flight -= 1
             self._end_if_done(run, now_s)
             return None
-        _, parent = run.released.pop(index, (now_s, -1))
-        call = Call(run, index, now_s, self._sequence, run.gaps.get(parent))
+        _, after = run.released.pop(index, (now_s, -1))
+        call = Call(run, index, now_s, self._sequence, after)
         self._sequence += 1
         self._forget_parents(run, call.turn)
         return call
