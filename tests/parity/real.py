@@ -6,6 +6,7 @@ import json
 import os
 import queue
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +51,7 @@ MODEL = {
 }
 
 
-class _Recorded:
+class Recorded:
     """Writes down what a scheduler of vLLM does, one Step for each schedule().
 
     Its output names the preempted as a set, and the order matters here. What finishes before the next
@@ -106,18 +107,18 @@ class _Recorded:
         return super()._free_request(request, *args, **kwargs)
 
 
-class RecordedScheduler(_Recorded, Scheduler):
+class RecordedScheduler(Recorded, Scheduler):
     """vLLM's scheduler."""
 
 
-class RecordedAsyncScheduler(_Recorded, AsyncScheduler):
+class RecordedAsyncScheduler(Recorded, AsyncScheduler):
     """vLLM's scheduler for asynchronous scheduling."""
 
 
 class Executor:
     """Stands for the model: gives the tokens that are known in advance, when vLLM asks for them."""
 
-    def __init__(self, scheduler: _Recorded) -> None:
+    def __init__(self, scheduler: Recorded) -> None:
         self.texts: list[int] = []  # of each request, what it is going to say
         self._scheduler = scheduler
         self._tokens: ModelRunnerOutput | None = None
@@ -158,7 +159,7 @@ def _done(result: ModelRunnerOutput | None) -> Future:
 class Core(EngineCore):
     """vLLM's engine loop: its `step` and `step_with_batch_queue` run as they are; nothing else is used."""
 
-    def __init__(self, scheduler: _Recorded) -> None:
+    def __init__(self, scheduler: Recorded) -> None:
         self.scheduler = scheduler
         self.model_executor = Executor(scheduler)
         self.vllm_config = scheduler.vllm_config
@@ -173,7 +174,8 @@ class Core(EngineCore):
         return self.scheduler.has_requests() or bool(self.batch_queue)
 
 
-def make_scheduler(engine: Engine) -> _Recorded:
+def make_config(engine: Engine, additional_config: dict[str, object] | None = None) -> VllmConfig:
+    """vLLM's configuration for an engine without a model."""
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(
@@ -188,6 +190,7 @@ def make_scheduler(engine: Engine) -> _Recorded:
         model_config=model,
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        additional_config=additional_config or {},
         scheduler_config=SchedulerConfig(
             max_model_len=engine.max_model_len,
             is_encoder_decoder=False,
@@ -203,8 +206,15 @@ def make_scheduler(engine: Engine) -> _Recorded:
     )
     cache.num_gpu_blocks = engine.num_blocks
     config.scheduler_config.async_scheduling = engine.async_scheduling  # vLLM turns it off on a CPU
+    return config
+
+
+def make_scheduler(
+    engine: Engine, scheduler_class: type[Scheduler], additional_config: dict[str, object] | None = None
+) -> Scheduler:
+    """A scheduler of vLLM, or of a class derived from one, for an engine without a model."""
+    config = make_config(engine, additional_config)
     layer = FullAttentionSpec(block_size=engine.block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
-    scheduler_class = RecordedAsyncScheduler if engine.async_scheduling else RecordedScheduler
     scheduler = scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -216,7 +226,7 @@ def make_scheduler(engine: Engine) -> _Recorded:
         block_size=engine.block_size,
     )
     # vLLM may adjust what it is given; a load must run under exactly its own parameters.
-    got = config.scheduler_config
+    got, cache = config.scheduler_config, config.cache_config
     assert (cache.block_size, cache.enable_prefix_caching) == (
         engine.block_size,
         engine.enable_prefix_caching,
@@ -231,10 +241,17 @@ def make_scheduler(engine: Engine) -> _Recorded:
     return scheduler
 
 
-def run(load: Load, seed: int = -1, max_steps: int = 100_000) -> Trial:
-    """Serve `load` to its end with vLLM."""
+def make_recorded(engine: Engine) -> Recorded:
+    """vLLM's scheduler, recorded."""
+    return make_scheduler(engine, RecordedAsyncScheduler if engine.async_scheduling else RecordedScheduler)
+
+
+def run(
+    load: Load, seed: int = -1, max_steps: int = 100_000, make: Callable[[Engine], Recorded] | None = None
+) -> Trial:
+    """Serve `load` to its end with vLLM, or with the scheduler that `make` gives."""
     engine = load.engine
-    scheduler = make_scheduler(engine)
+    scheduler = (make or make_recorded)(engine)
     core = Core(scheduler)
     hash_function = get_hash_fn_by_name(HASH)
     init_none_hash(hash_function)

@@ -77,6 +77,11 @@ class ParkingLot:
             self.listener(event, key, entry.num_blocks)
             self._pool.unpark(entry.table)
 
+    def release_all(self) -> None:
+        """Release every entry."""
+        for key in list(self._entries):
+            self.release(key)
+
     def expire(self, now_s: float) -> None:
         """Release every entry past its deadline, in deadline order."""
         while self._deadlines and self._deadlines[0][0] < now_s:
