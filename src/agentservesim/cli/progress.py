@@ -71,7 +71,7 @@ class _Bar:
         if elapsed_s < PATIENCE_S:
             return
         if self._bar is None:
-            self._bar = _progress(self._title, self._total)
+            self._bar = progress_bar(self._title, self._total)
         progress, task = self._bar
         recorder = simulation.recorder
         ended = recorder.programs_completed + recorder.programs_failed
@@ -79,9 +79,9 @@ class _Bar:
             task,
             completed=ended,
             known=f"{self._total:,}" if self._total else f"{recorder.programs:,} so far",
-            simulated=f"{simulation.clock.now_s:,.0f} s simulated",
+            clock=f"{simulation.clock.now_s:,.0f} s simulated",
             pace=f"{recorder.calls_completed / elapsed_s:,.0f} calls/s",
-            left=_left(elapsed_s, ended, self._total),
+            left=time_left(elapsed_s, ended, self._total),
         )
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class _Bar:
             self._bar[0].stop()
 
 
-def _left(elapsed_s: float, ended: int, total: int | None) -> str:
+def time_left(elapsed_s: float, ended: int, total: int | None) -> str:
     """The time left if the rest goes as the run went so far; nothing before a twentieth is done."""
     if not total or ended * 20 < total:
         return ""
@@ -97,7 +97,8 @@ def _left(elapsed_s: float, ended: int, total: int | None) -> str:
     return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
-def _progress(title: str, total: int | None) -> tuple[Progress, TaskID]:
+def progress_bar(title: str, total: int | None) -> tuple[Progress, TaskID]:
+    """A bar on stderr, started. Update `completed` and the fields known, clock, pace and left."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -105,12 +106,12 @@ def _progress(title: str, total: int | None) -> tuple[Progress, TaskID]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:,.0f}/{task.fields[known]} programs"),
-        TextColumn("{task.fields[simulated]}"),
+        TextColumn("{task.fields[clock]}"),
         TextColumn("{task.fields[pace]}"),
         TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
         transient=True,
     )
-    task = progress.add_task(title, total=total, known="", simulated="", pace="", left="")
+    task = progress.add_task(title, total=total, known="", clock="", pace="", left="")
     progress.start()
     return progress, task

@@ -16,11 +16,15 @@ class Recorder:
     """Counts and samples of a run; tables go to `out_dir` as Parquet, or stay in memory without one, if
     they are to be kept at all.
 
+    response_s     how much later than the engine the program sees a token
     live_calls     calls released and neither completed nor refused
     refusals, lost    the first REFUSALS_NAMED refused, and still live, calls in words
     """
 
-    def __init__(self, out_dir: Path | None = None, keep_tables: bool = True) -> None:
+    def __init__(
+        self, out_dir: Path | None = None, keep_tables: bool = True, response_s: float = 0.0
+    ) -> None:
+        self.response_s = response_s
         self._calls = TableWriter(CALLS, out_dir and out_dir / "calls.parquet", keep_tables)
         self._programs = TableWriter(PROGRAMS, out_dir and out_dir / "programs.parquet", keep_tables)
         self._decisions = TableWriter(DECISIONS, out_dir and out_dir / "decisions.parquet", keep_tables)
@@ -52,17 +56,19 @@ class Recorder:
         """A row of calls.parquet, and the call's share of every sum."""
         assert request.scheduled_s is not None and request.first_token_s is not None
         assert request.completed_s is not None and request.first_hit_tokens is not None
+        first_token_s = request.first_token_s + self.response_s
+        completed_s = request.completed_s + self.response_s
         self.calls_completed += 1
         self.prompt_tokens += request.num_prompt_tokens
         self.output_tokens += request.num_output_tokens
         self.hit_tokens += request.first_hit_tokens
         self.preemptions += request.num_preemptions
-        self.last_completion_s = request.completed_s
-        self.ttft_s.append(request.first_token_s - call.released_s)
-        self.latency_s.append(request.completed_s - call.released_s)
+        self.last_completion_s = completed_s
+        self.ttft_s.append(first_token_s - call.released_s)
+        self.latency_s.append(completed_s - call.released_s)
         self.queue_s.append(request.scheduled_s - call.released_s)
         if request.num_output_tokens > 1:
-            decode_s = request.completed_s - request.first_token_s
+            decode_s = completed_s - first_token_s
             self.tpot_s.append(decode_s / (request.num_output_tokens - 1))
         if not self._calls.wanted:
             return
@@ -74,8 +80,8 @@ class Recorder:
                 call.instance,
                 call.released_s,
                 request.scheduled_s,
-                request.first_token_s,
-                request.completed_s,
+                first_token_s,
+                completed_s,
                 request.num_prompt_tokens,
                 request.num_output_tokens,
                 request.first_hit_tokens,
