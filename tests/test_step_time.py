@@ -327,6 +327,14 @@ def test_linear_formula() -> None:
     assert ours.notice is None
 
 
+def test_linear_chunks_and_pairs() -> None:
+    ours = build_step_time(config("linear", base_s=1.0, per_prefill_s=0.5, per_prefill_pair_s=0.25))
+    assert ours.step([], 4, 8).seconds == 1.0
+    # the second and third of three tokens attend to two and three: 101 + 102, 1 + 2 + 3
+    assert ours.step([(2, 100), (3, 0)], 0, 0).seconds == 1.0 + 2 * 0.5 + 0.25 * (203 + 6)
+    assert ours.prefill_line().slope_s_per_token > 0
+
+
 # --- choosing a back end ---------------------------------------------------------------------------------
 
 

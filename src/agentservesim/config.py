@@ -136,6 +136,8 @@ class StepTimeConfig(_Section):
     tables: `path` is a folder with tp<N>/*.csv, operators measured with LLMServingSim's profiler.
     linear: seconds = base_s + per_prefill_token_s * prefill tokens + per_decode_s * decoding sequences
             + per_context_token_s * (tokens attended to by decoding sequences)
+            + per_prefill_s * prefill chunks
+            + per_prefill_pair_s * (prefill tokens, each times the tokens it attends to)
     residual: what measured or tables misses of a real step. auto: the shipped one for this GPU, model, tp
             and back end, if there is one; none; or a file, as calibrate writes it.
     """
@@ -147,12 +149,30 @@ class StepTimeConfig(_Section):
     per_prefill_token_s: Annotated[float, Field(ge=0)] = 0.0
     per_decode_s: Annotated[float, Field(ge=0)] = 0.0
     per_context_token_s: Annotated[float, Field(ge=0)] = 0.0
+    per_prefill_s: Annotated[float, Field(ge=0)] = 0.0
+    per_prefill_pair_s: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _tables_folder(self) -> StepTimeConfig:
         if (self.backend == "tables") != (self.path is not None):
             raise ValueError("path, a folder with tp<N>/*.csv, is needed by backend tables and by no other")
         return self
+
+
+class ClientConfig(_Section):
+    """Between a program and the engine's queue: the network, HTTP, the API server. By default nothing.
+
+    A call reaches the queue request_s + request_per_token_s * prompt tokens after its release; the program
+    sees a token response_s after the engine's step. `live validate` measures them.
+    """
+
+    request_s: Annotated[float, Field(ge=0)] = 0.0
+    request_per_token_s: Annotated[float, Field(ge=0)] = 0.0
+    response_s: Annotated[float, Field(ge=0)] = 0.0
+
+    def delay_s(self, prompt_tokens: int) -> float:
+        """From a call's release to the engine's queue."""
+        return self.request_s + self.request_per_token_s * prompt_tokens
 
 
 class RunConfig(_Section):
@@ -163,6 +183,7 @@ class RunConfig(_Section):
     engine: EngineConfig = EngineConfig()
     policies: PoliciesConfig = PoliciesConfig()
     step_time: StepTimeConfig = StepTimeConfig()
+    client: ClientConfig = ClientConfig()
     output_reuse: Literal["deployment", "replay"] = "deployment"
     _origin: Origin = PrivateAttr(default_factory=Origin)
 

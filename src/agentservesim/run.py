@@ -76,8 +76,8 @@ def simulate(
     arrivals = config.workload.arrivals
     closed_loop = arrivals.process == "closed_loop"
     programs = workload.programs
-    with _writing(out_dir):
-        recorder = Recorder(out_dir, keep_tables)
+    with writing(out_dir):
+        recorder = Recorder(out_dir, keep_tables, config.client.response_s)
     simulation = Simulation(
         ((0.0, program) for program in programs) if closed_loop else open_loop(programs, arrivals),
         instances,
@@ -85,6 +85,7 @@ def simulate(
         recorder,
         deployment=config.output_reuse == "deployment",
         lanes=arrivals.lanes if closed_loop else None,
+        client=config.client,
     )
     with _few_collections():
         simulation.run(on_progress)
@@ -93,11 +94,10 @@ def simulate(
     summary = summarize(recorder, instances, simulation.clock.now_s, simulation.sim_wall_s)
     summary["interrupted"] = simulation.interrupted
     summary["step_time"]["expected_error"] = expected_error(config, summary["step_time"]["backend"]).as_dict()
-    with _writing(out_dir):
+    with writing(out_dir):
         tables = recorder.close()
         if out_dir is not None:
-            (out_dir / "config.yaml").write_text(_from_anywhere(config).to_yaml(), encoding="utf-8")
-            (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            write_summary(out_dir, config, summary)
     return Result(config, summary, workload.report, tables)
 
 
@@ -142,6 +142,12 @@ def _from_anywhere(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"workload": workload})
 
 
+def write_summary(out_dir: Path, config: RunConfig, summary: dict[str, Any]) -> None:
+    """config.yaml and summary.json of a run."""
+    (out_dir / "config.yaml").write_text(_from_anywhere(config).to_yaml(), encoding="utf-8")
+    (out_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
 @contextmanager
 def _few_collections() -> Iterator[None]:
     """A run makes and drops millions of objects and no cycles: looking for cycles every 700 objects costs 5 %
@@ -155,7 +161,7 @@ def _few_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _writing(out_dir: Path | None) -> Iterator[None]:
+def writing(out_dir: Path | None) -> Iterator[None]:
     """Whatever cannot be written below --out is the user's to know."""
     try:
         if out_dir is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentservesim.clock import Clock
+from agentservesim.config import ClientConfig
 from agentservesim.engine.instance import Instance
 from agentservesim.engine.request import Request
 from agentservesim.planes.dispatch import DispatchPlane
@@ -49,12 +50,14 @@ class Simulation:
         recorder: Recorder,
         deployment: bool = True,
         lanes: int | None = None,
+        client: ClientConfig | None = None,
     ) -> None:
         self.clock = Clock()
         self.instances = instances
         self.recorder = recorder
         self._arrivals = arrivals
         self._lanes = lanes
+        self._client = client or ClientConfig()
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
         self._ready: dict[int, Instance] = {}
@@ -103,7 +106,8 @@ class Simulation:
                         if not self._outdated(event):
                             self._step_ended(subject, now_s)
                     elif kind == CALL_RELEASE:
-                        self._release(subject[0], subject[1], now_s)
+                        run, index, released_s = subject
+                        self._release(run, index, released_s, now_s)
                     else:
                         self._program_arrived(subject, now_s)
                 self._start_steps(now_s)
@@ -167,11 +171,13 @@ class Simulation:
             self._next_arrival()
 
     def _release_at(self, time_s: float, run: ProgramRun, index: int) -> None:
-        self._push(time_s, CALL_RELEASE, (run, index))
+        delay_s = self._client.delay_s(run.program.turns[index].prompt_tokens)
+        self._push(time_s + delay_s, CALL_RELEASE, (run, index, time_s))
 
-    def _release(self, run: ProgramRun, index: int, now_s: float) -> None:
-        """A call's predecessors and their gaps are done: it enters the dispatch plane."""
-        call = self.orchestrator.release(run, index, now_s)
+    def _release(self, run: ProgramRun, index: int, released_s: float, now_s: float) -> None:
+        """A call's predecessors and their gaps are done, and its request is here: it enters the dispatch
+        plane."""
+        call = self.orchestrator.release(run, index, released_s)
         if call is None:
             self._end_program(run)
             return
@@ -228,7 +234,7 @@ class Simulation:
         del self._live_calls[call]
         call.request = None  # else the two would keep each other alive
         self.orchestrator.open_gap(call, gap)
-        self.orchestrator.complete(call, now_s)
+        self.orchestrator.complete(call, now_s + self._client.response_s)
         self._end_program(run)
 
     def _end_program(self, run: ProgramRun) -> None:

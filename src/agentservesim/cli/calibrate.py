@@ -32,6 +32,8 @@ def calibrate_command(
         raise InputError(f"-o {out}: no such folder: {out.parent}; expected the name of a file to write")
     if from_requests:
         return _from_requests(config, file, out, engine, seed, json_output)
+    if config.step_time.backend == "linear":
+        return _linear(file, out, engine, json_output)
     return _from_steps(config, file, out, plot, engine, json_output)
 
 
@@ -62,6 +64,35 @@ def _from_steps(
     screen.print(table)
     _say(fitted.warnings)
     screen.print(f"\nwritten to {out}, and a plot to {page}; use it with step_time: {{residual: {out}}}")
+    return 0
+
+
+def _linear(file: Path, out: Path, engine: str, json_output: bool) -> int:
+    """The linear back end has nothing to correct: its coefficients themselves are fitted."""
+    from agentservesim.validation.linear_fit import fit_linear_log
+
+    fitted = fit_linear_log(file)
+    out.write_text(fitted.to_yaml(f"{engine or 'an engine'}, {file.name}"), encoding="utf-8")
+    errors = fitted.errors()
+    if json_output:
+        content = {
+            "step_time": str(out),
+            "error": {name: error.__dict__ for name, error in errors.items()},
+            "coefficients": fitted.coefficients,
+            "warnings": fitted.warnings,
+        }
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        return 0
+    screen = console()
+    screen.print(f"[bold]{len(fitted.real)} steps of {fitted.shapes} shapes[/bold]\n")
+    table = plain_table("|predicted - real| / real", "median", "p90")
+    for label, key in (("the steps of the fit", "in_sample"), ("on shapes it has not seen", "held_out")):
+        table.add_row(label, *(signed(getattr(errors[key], q)).lstrip("+") for q in ("median", "p90")))
+    screen.print(table)
+    for name, value in fitted.coefficients.items():
+        screen.print(f"{name}: {value:.4g}", highlight=False)
+    _say(fitted.warnings)
+    screen.print(f"\nwritten to {out}: a step_time section for the config")
     return 0
 
 

@@ -26,6 +26,12 @@ trace_app = typer.Typer(
     help="Look at workloads and traces, and convert them.", no_args_is_help=True, rich_markup_mode="rich"
 )
 app.add_typer(trace_app, name="trace")
+live_app = typer.Typer(
+    help="Real serving engines: run programs against one, put a router before several.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(live_app, name="live")
 
 Config = Annotated[
     str,
@@ -149,7 +155,9 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Draws the half that --from-requests fits to.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Fit what a back end misses of real steps, to be used as step_time.residual."""
+    """Fit what a back end misses of real steps, to be used as step_time.residual; for the linear back end,
+    its coefficients.
+    """
     from agentservesim.cli.calibrate import calibrate_command
 
     raise typer.Exit(
@@ -240,6 +248,100 @@ def trace_fit(
     from agentservesim.cli.trace import fit_command
 
     fit_command(files, out, name, format_name, lenient, max_pause, anonymous)
+
+
+@live_app.command("replay")
+def live_replay(
+    config: Config,
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible server: http://host:port")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for config.yaml, summary.json, programs, calls and chunks.parquet."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which model, if the server has several.")] = None,
+    vocab_size: Annotated[
+        int, typer.Option(metavar="N", help="Prompts are made of token ids below this.")
+    ] = 32000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the token ids.")] = 0,
+    time_scale: Annotated[
+        float, typer.Option(metavar="F", min=0, help="Arrivals and gaps take F times as long.")
+    ] = 1.0,
+    retries: Annotated[int, typer.Option(min=0, help="Attempts after a call's first, with back-off.")] = 10,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="For a call with all its attempts.")
+    ] = None,
+    no_identity: Annotated[
+        bool, typer.Option("--no-identity", help="Leave vllm_xargs, the program's id, out of requests.")
+    ] = False,
+    lenient: Lenient = False,
+    max_pause: MaxPause = None,
+    json_output: Json = False,
+) -> None:
+    """Run a workload's programs in real time against a server, and show what happened.
+
+    Exit code 3 if calls were refused, failed or lost; they are counted and named. 130 after Ctrl-C: what was
+    finished is shown and written.
+    """
+    from agentservesim.cli.configs import trace_settings
+    from agentservesim.cli.live_replay import replay_command
+    from agentservesim.live.replay import ReplayOptions
+
+    options = ReplayOptions(model, vocab_size, seed, time_scale, retries, timeout, not no_identity)
+    settings = [*(overrides or []), *trace_settings(lenient, max_pause)]
+    raise typer.Exit(replay_command(config, settings, url, options, out, json_output))
+
+
+@live_app.command("router")
+def live_router(
+    servers: Annotated[
+        list[str],
+        typer.Option(
+            "--server", metavar="URL", help="A server behind the router: http://host:port; several."
+        ),
+    ],
+    routing: Annotated[
+        str, typer.Option(help="Which server a call goes to: session-affinity, ./mine.py:Mine, …")
+    ] = "session-affinity",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = 8000,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="The servers' own, which they do not tell; session-affinity's limit.")
+    ] = 256,
+) -> None:
+    """Pass OpenAI requests on to several servers; a routing policy chooses where each call goes.
+
+    Programs are told apart by vllm_xargs: {program_id: …}. GET /router/stats says what was done.
+    Ctrl-C ends it.
+    """
+    from agentservesim.cli.live_router import router_command
+    from agentservesim.live.router import RouterOptions
+
+    raise typer.Exit(router_command(RouterOptions(tuple(servers), routing, host, port, max_num_seqs)))
+
+
+@live_app.command("validate")
+def live_validate(
+    config: Config,
+    overrides: Overrides = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Real runs, each on a fresh server.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for validation.json, both sides' tables, reports and logs.")
+    ] = None,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option("--vllm-python", metavar="PYTHON", help="A Python that has vLLM; else this one."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Run a config on a real vLLM with a tiny model on this machine's CPU, and compare its simulation.
+
+    The machine's step times are measured first, on another load. Exit code 3 if calls were not served or
+    have no partner.
+    """
+    from agentservesim.cli.live_validate import live_validate_command
+
+    raise typer.Exit(live_validate_command(config, overrides or [], repeats, out, vllm_python, json_output))
 
 
 def _version(value: bool) -> None:

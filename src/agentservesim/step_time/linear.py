@@ -1,4 +1,4 @@
-"""Step time from four coefficients in the config."""
+"""Step time from coefficients in the config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agentservesim.step_time.interface import Spread
 
 class LinearStepTime(LinedStepTime):
     """seconds = base_s + per_prefill_token_s * new prefill tokens + per_decode_s * decodes
-    + per_context_token_s * decode context tokens. Every step draws the full power limit."""
+    + per_context_token_s * decode context tokens + per_prefill_s * chunks + per_prefill_pair_s * pairs of a
+    new prefill token and one it attends to. Every step draws the full power limit."""
 
     backend = "linear"
     source = "the coefficients in step_time"
@@ -26,7 +27,10 @@ class LinearStepTime(LinedStepTime):
         self._c = coefficients
 
     def prefill_line(self) -> PrefillLine:
-        """The coefficients themselves; the time grows from the first token on."""
+        """The coefficients themselves; the time grows from the first token on. With those of chunks and pairs
+        it is no line, and is fitted as for other back ends."""
+        if self._c.per_prefill_s or self._c.per_prefill_pair_s:
+            return super().prefill_line()
         return PrefillLine(self._c.per_prefill_token_s, self._c.base_s, 1)
 
     def _seconds_line(self, decodes: int, decode_context_tokens: int, spread: Spread | None) -> SecondsLine:
@@ -45,4 +49,12 @@ class LinearStepTime(LinedStepTime):
         base_s, slope_s = self._roofline_line(decodes)
         new = sum(new for new, _ in prefills)
         seconds = base_s + self._c.per_prefill_token_s * new + slope_s * decode_context_tokens
+        seconds += self._c.per_prefill_s * len(prefills) + self._c.per_prefill_pair_s * prefill_pairs(
+            prefills
+        )
         return seconds, seconds, False
+
+
+def prefill_pairs(prefills: Sequence[tuple[int, int]]) -> float:
+    """Pairs of a new token and a token it attends to, itself and those before it, of all chunks."""
+    return sum([new * (computed + (new + 1) / 2) for new, computed in prefills])

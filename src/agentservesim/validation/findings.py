@@ -61,7 +61,8 @@ def _decode(real: Side, simulated: Side) -> Iterator[str]:
 def _with_load(real: Side, simulated: Side) -> str:
     """How the error of TPOT depends on how many calls ran at a time."""
     running = _running(real)
-    ratio = simulated.tpot_s / real.tpot_s - 1
+    # A real TPOT is 0 where a client read the last tokens together.
+    ratio = simulated.tpot_s / np.where(real.tpot_s > 0, real.tpot_s, np.nan) - 1
     usable = ~np.isnan(ratio)
     if usable.sum() < 20:
         return ""

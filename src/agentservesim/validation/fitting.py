@@ -107,7 +107,7 @@ def fit(steps: Sequence[Step], backend: StepTimeModel) -> Fit:
         _FACTOR: base * 1e6,
     }
     mixed = features["prefills"] > 0
-    folds, shapes = _folds(steps)
+    folds, shapes = folds_of(steps)
     found = Fit({}, shapes, real, base, base.copy(), base.copy())
     outliers = sum(
         _fit_kind(found, kind, features, mask, folds)
@@ -131,7 +131,7 @@ def _fit_kind(
             chosen, held_out = longer, tried
     matrix = np.stack([features[name] for name in chosen], axis=1)[mask]
     real, base = found.real[mask], found.base[mask]
-    coefficients, outliers = _huber(matrix, real - base, real)
+    coefficients, outliers = huber(matrix, real - base, real)
     found.corrected[mask] = _bounded(base, matrix @ coefficients)
     found.held_out[mask] = held_out[mask]
     ranged = dict.fromkeys((*chosen[1:], "decodes", *(("prefill_tokens",) if kind == "with_prefill" else ())))
@@ -152,7 +152,7 @@ def _held_out(
         train, test = mask & (folds != fold), mask & (folds == fold)
         if train.sum() >= NEEDED and test.any():
             real = found.real[train]
-            coefficients, _ = _huber(matrix[train], real - found.base[train], real)
+            coefficients, _ = huber(matrix[train], real - found.base[train], real)
             seconds[test] = _bounded(found.base[test], matrix[test] @ coefficients)
     return seconds
 
@@ -174,7 +174,7 @@ def _varying(features: dict[str, Array], names: Sequence[str], mask: Mask) -> li
     return chosen
 
 
-def _huber(matrix: Array, target: Array, scale: Array) -> tuple[Array, int]:
+def huber(matrix: Array, target: Array, scale: Array) -> tuple[Array, int]:
     """Coefficients, and how many steps are outliers; re-weighted least squares of target / scale."""
     size = np.maximum(np.abs(matrix).max(axis=0), 1e-12)
     rows, goal = matrix / size / scale[:, None], target / scale
@@ -198,7 +198,7 @@ def _bounded(base: Array, residual: Array) -> Array:
     return np.maximum(base + residual, MIN_SHARE * base)
 
 
-def _folds(steps: Sequence[Step]) -> tuple[npt.NDArray[np.int64], int]:
+def folds_of(steps: Sequence[Step]) -> tuple[npt.NDArray[np.int64], int]:
     """A fold for each step, the same for steps of one shape, and the number of shapes. A shape is the
     prefill tokens and the decodes, to within a quarter of an octave."""
     keys = [(_quarter(step.prefill_tokens), _quarter(step.decodes)) for step in steps]
@@ -210,14 +210,20 @@ def _quarter(value: int) -> int:
     return round(4 * math.log2(value)) if value else -1
 
 
-def _warnings(found: Fit, mixed: Mask, decodes: Array, outliers: int) -> list[str]:
+def few_warnings(steps: int, shapes: int) -> list[str]:
+    """Whether a log is long and varied enough."""
     warnings = []
-    if len(found.real) < FEW_STEPS:
-        warnings.append(f"{len(found.real)} steps are few: expect better from {FEW_STEPS} and more")
-    if found.shapes < FEW_SHAPES:
+    if steps < FEW_STEPS:
+        warnings.append(f"{steps} steps are few: expect better from {FEW_STEPS} and more")
+    if shapes < FEW_SHAPES:
         warnings.append(
-            f"{found.shapes} shapes are few (prefill tokens, decodes): log a load that ramps up and down"
+            f"{shapes} shapes are few (prefill tokens, decodes): log a load that ramps up and down"
         )
+    return warnings
+
+
+def _warnings(found: Fit, mixed: Mask, decodes: Array, outliers: int) -> list[str]:
+    warnings = few_warnings(len(found.real), found.shapes)
     for count, kind in ((int((~mixed).sum()), "decode-only steps"), (int(mixed.sum()), "steps with prefill")):
         if count < NEEDED:
             warnings.append(f"{count} {kind} are too few to correct: they keep the back end's own time")

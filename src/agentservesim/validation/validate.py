@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentservesim.config import RunConfig
+from agentservesim.config import ClientConfig, RunConfig
 from agentservesim.errors import InputError
 from agentservesim.run import simulate
 from agentservesim.simulation import Simulation
@@ -103,11 +103,14 @@ def simulated_calls(
     step_time: StepTimeModel | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of calls.parquet, each with start_s: its release, or its entry into the engine's queue."""
-    watch = _QueueWatch(on_progress)
+    watch = _QueueWatch(config.client, on_progress)
     result = simulate(config, None, watch if from_queue else on_progress, step_time=step_time)
     rows = result.tables["calls"].to_pylist()
     for row in rows:
         row["start_s"] = watch.queued_s(row) if from_queue else row["released_s"]
+        if from_queue and row["completed_s"] is not None:  # the engine's own times, not the client's
+            row["first_token_s"] -= config.client.response_s
+            row["completed_s"] -= config.client.response_s
     return rows, result.summary
 
 
@@ -115,7 +118,8 @@ class _QueueWatch:
     """When calls enter an engine's queue: vLLM takes new requests in between steps, so one that is released
     during a step is queued at its end."""
 
-    def __init__(self, then: Callable[[Simulation], None] | None) -> None:
+    def __init__(self, client: ClientConfig, then: Callable[[Simulation], None] | None) -> None:
+        self._client = client
         self._then = then
         self._released = 0
         self._step_ends: dict[float, list[float | None]] = {}
@@ -129,8 +133,8 @@ class _QueueWatch:
 
     def queued_s(self, row: dict[str, Any]) -> float:
         """The time a call of calls.parquet entered its engine's queue."""
-        released_s = float(row["released_s"])
+        arrived_s: float = row["released_s"] + self._client.delay_s(row["prompt_tokens"])
         if row["instance"] is None or row["scheduled_s"] is None:
-            return released_s
-        end_s = self._step_ends[released_s][row["instance"]]
-        return released_s if end_s is None else min(end_s, float(row["scheduled_s"]))
+            return arrived_s
+        end_s = self._step_ends[arrived_s][row["instance"]]
+        return arrived_s if end_s is None else min(end_s, float(row["scheduled_s"]))
