@@ -151,10 +151,10 @@ def recognise(path: Path | str) -> Reader:
     if not line:
         raise InputError(f"{place.path}: is empty and holds no programs; expected at least one line")
     number = Source(path).head.text.split(line)[0].count("\n") + 1
-    expected = "; ".join(f"{reader.NAME}: {reader.LOOKS_LIKE}" for reader in READERS)
+    expected = "".join(f"\n  {reader.NAME}: {reader.LOOKS_LIKE}" for reader in READERS)
     raise InputError(
         f"{place._replace(line=number)}: the first line is {quoted(line)}, which no reader recognises; "
-        f"expected one of {expected}"
+        f"expected one of these:{expected}"
     )
 
 

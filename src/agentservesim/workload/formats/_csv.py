@@ -83,7 +83,5 @@ def _header(line: str, required: Sequence[str], place: Place) -> list[str]:
     for column in required:
         if column not in names:
             hint = nearest(column, names)
-            raise InputError(
-                f"{place}: the header has columns {', '.join(names)}: expected {column}{hint} among them"
-            )
+            raise InputError(f"{place}: the header is {quoted(line)}: expected a column {column}{hint} in it")
     return names
