@@ -25,7 +25,7 @@ class NoPrefillLine:
         )
 
 
-class LiveKVCache:
+class KVCacheView:
     """vLLM's KV cache as the planes see one: the pool, its parking lot, and how blocks are given back."""
 
     def __init__(self, block_pool: Any) -> None:
@@ -36,13 +36,13 @@ class LiveKVCache:
         finished.table.give_back()
 
 
-class LiveScheduler:
+class SchedulerView:
     """vLLM's scheduler as the planes see one."""
 
     def __init__(self, vllm_scheduler: Any) -> None:
         self._vllm = vllm_scheduler
         self.block_pool = vllm_scheduler.kv_cache_manager.block_pool
-        self.kv_cache = LiveKVCache(self.block_pool)
+        self.kv_cache = KVCacheView(self.block_pool)
         self.max_num_seqs = vllm_scheduler.max_num_active_reqs
         self.max_model_len = vllm_scheduler.max_model_len
 
@@ -68,7 +68,7 @@ class LiveInstance:
 
     index = 0
 
-    def __init__(self, scheduler: LiveScheduler, prefill: PrefillLine | None) -> None:
+    def __init__(self, scheduler: SchedulerView, prefill: PrefillLine | None) -> None:
         self.scheduler = scheduler
         self.last_batch_tokens = 0
         self.step_time = self

@@ -28,8 +28,7 @@ from agentservesim.clock import Clock
 from agentservesim.errors import InputError
 from agentservesim.live.decision_log import DecisionLog
 from agentservesim.live.identity import Identity, IdentityError, identity_of
-from agentservesim.live.planes import FinishedCall, LiveDispatch, LiveInstance
-from agentservesim.live.planes import LiveScheduler as SchedulerView
+from agentservesim.live.planes import FinishedCall, LiveDispatch, LiveInstance, SchedulerView
 from agentservesim.live.programs import LiveCall, LivePrograms
 from agentservesim.live.recorder import StepRecorder, batch_shape
 from agentservesim.live.settings import LiveSettings, live_settings
