@@ -260,7 +260,6 @@ MUTATIONS = {
 
 _IN_FLIGHT = "num_new_tokens += request.num_output_placeholders\n"
 _LAST_TOKEN_TEST = "        return (\n            request.num_computed_tokens + 2 -"
-_DECODE_SKIPPED = "                    continue\n                " + _IN_FLIGHT + "            # Inside"
 _LAST_TOKEN_RULE = """\
                 if self._last_token_in_flight(request):
                     index += 1
@@ -288,7 +287,6 @@ ASYNC_MUTATIONS = {
     "token_in_flight_not_counted": _mutation(
         "the next token of a request can be scheduled while the one before is in flight",
         ("scheduler", _IN_FLIGHT + "            if 0 <", "pass\n            if 0 <"),
-        ("scheduler", _IN_FLIGHT + "            # Inside", "pass\n            # Inside"),
     ),
     "last_token_rule_dropped": _mutation(
         "a request whose last token is in flight is not scheduled again",
@@ -300,7 +298,6 @@ ASYNC_MUTATIONS = {
     ),
     "last_token_at_max_model_len": _mutation(
         "a request whose token in flight brings it to max_model_len is not scheduled again",
-        ("scheduler", "                or num_computed > longest\n", ""),
         ("scheduler", "budget, self.max_model_len - num_computed - 1)", "budget)"),
     ),
     "slot_given_back_early": _mutation(
@@ -314,7 +311,6 @@ ASYNC_MUTATIONS = {
             _LAST_TOKEN_RULE,
             _LAST_TOKEN_RULE + "                    self.kv_cache.free(request)\n",
         ),
-        ("scheduler", _DECODE_SKIPPED, "                    self.kv_cache.free(request)\n" + _DECODE_SKIPPED),
     ),
     "blocks_freed_late": _mutation(
         "a finished request frees its blocks when its step is updated",

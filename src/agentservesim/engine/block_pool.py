@@ -92,6 +92,15 @@ class BlockPool:
         Precondition: num_blocks <= num_unhashed_free + num_hashed_free.
         """
         table.num_blocks += num_blocks
+        self._take(num_blocks)
+
+    def allocate_one_each(self, tables: list[BlockTable]) -> None:
+        """allocate() of one block for each holder."""
+        for table in tables:
+            table.num_blocks += 1
+        self._take(len(tables))
+
+    def _take(self, num_blocks: int) -> None:
         unhashed = min(num_blocks, self.num_unhashed_free)
         self.num_unhashed_free -= unhashed
         num_blocks -= unhashed
@@ -124,6 +133,20 @@ class BlockPool:
             if index is None:
                 index = self._cached[line] = CachedLine(line)
             self._insert(table, index, lo, hi)
+
+    def cache_next_block(self, table: BlockTable, content: Content) -> bool:
+        """Hash the holder's next block, where that only lengthens a run that nobody else has. Returns
+        whether it did; otherwise nothing has changed."""
+        if not self.enable_prefix_caching:
+            return True
+        last = table.last()
+        line, _, end = content.block_spans(self.block_size)[-1]
+        if last is None or last.index.line is not line or last.hi >= end or not _grows(last):
+            return False
+        last.hi += 1
+        last.right = None
+        table.extend_last(last.hi)
+        return True
 
     def lines_beyond(self, table: BlockTable, content: Content, num_full_blocks: int) -> list[Line] | None:
         """The lines that cache_full_blocks() would write; None if some of it is cached already."""

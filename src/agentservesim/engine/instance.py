@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentservesim.clock import Clock
-from agentservesim.engine.leap import Leap, block_seconds, commit, new_blocks, plan_leap
+from agentservesim.engine.leap import Leap, commit, plan_leap
 from agentservesim.engine.request import Request
 from agentservesim.engine.scheduler import Scheduler, SchedulerOutput
 from agentservesim.engine.usage import Usage
@@ -48,8 +48,7 @@ class Instance:
         """Blocks that requests hold now. Looks into a leap without cutting it short."""
         used = self.scheduler.block_pool.num_used_blocks
         if self._leap is not None:
-            started = self._leap.steps_started(clock)
-            used += new_blocks(self.scheduler.running, started, self.scheduler.block_pool.block_size)
+            used += self.scheduler.decodes.new_blocks(self._leap.steps_started(clock))
         return used
 
     @property
@@ -136,14 +135,12 @@ class Instance:
         return preempted
 
     def _commit(self, leap: Leap, steps: int) -> None:
-        self.usage.add_leap(leap, steps, block_seconds(leap, steps, self.scheduler))
+        self.usage.add_leap(leap, steps, self.scheduler.decodes.block_seconds(leap.times, steps))
         commit(leap, steps, self.scheduler)
         if steps:
             self.usage.observe(leap.times[steps], self.scheduler.block_pool)
 
     def _cost(self, output: SchedulerOutput) -> StepCost:
-        prefills, contexts = output.prefills, output.decode_contexts
-        decodes = len(contexts)
-        spread = (min(contexts), max(contexts)) if decodes and self.step_time.uses_spread else None
-        self.last_batch_tokens = decodes + sum([new for new, _ in prefills])
-        return self.step_time.step(prefills, decodes, sum(contexts), spread)
+        spread = output.decode_spread() if self.step_time.uses_spread else None
+        self.last_batch_tokens = output.decodes + sum([new for new, _ in output.prefills])
+        return self.step_time.step(output.prefills, output.decodes, output.decode_context_tokens, spread)

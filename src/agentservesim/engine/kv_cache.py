@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from agentservesim.engine.block_pool import BlockPool
 from agentservesim.engine.block_table import Run
 from agentservesim.engine.parking import ParkingLot
 from agentservesim.engine.request import Request
 
 Hits = list[tuple[Run, int]]
+
+_place = attrgetter("place")
 
 
 class KVCacheManager:
@@ -82,7 +86,7 @@ class KVCacheManager:
         return True
 
     def append_token(self, request: Request) -> bool:
-        """allocate_slots(request, 1) for a decode, in fewer words: most need nothing at all."""
+        """allocate_slots(request, 1) for a running request, in fewer words: most need nothing at all."""
         num_computed = request.num_computed_tokens
         in_block = num_computed % self.block_size
         if in_block == 0:
@@ -98,6 +102,24 @@ class KVCacheManager:
                 request.table, request.content, (num_computed + 1) // self.block_size
             )
         return True
+
+    def append_tokens(self, takes: list[Request], fills: list[Request]) -> Request | None:
+        """append_token for decodes of one running list: those that start a block with it, and those that
+        fill one. Returns the first that lacks its block, and leaves those behind it alone; None: all have
+        theirs."""
+        pool = self.block_pool
+        if len(takes) <= pool.num_unhashed_free + pool.num_hashed_free:
+            # Lengthening a run that nobody else has is of no consequence to the others, so it needs no turn.
+            fills = [
+                request for request in fills if not pool.cache_next_block(request.table, request.content)
+            ]
+            if not fills:
+                pool.allocate_one_each([request.table for request in takes])
+                return None
+        for request in sorted({*takes, *fills}, key=_place):
+            if not self.append_token(request):
+                return request
+        return None
 
     def free(self, request: Request) -> None:
         """Free the request's blocks, hashed ones reusable until evicted."""

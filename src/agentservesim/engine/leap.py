@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agentservesim.clock import Clock
 from agentservesim.engine.content import Line
-from agentservesim.engine.request import Request
 from agentservesim.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -70,10 +69,9 @@ def plan_leap(scheduler: Scheduler, step_time: StepTimeModel, now_s: float) -> L
     limit = min(_undecided_steps(scheduler), MAX_STEPS)
     if limit < 1:
         return None
-    decodes = len(scheduler.running)
-    contexts = [request.num_tokens for request in scheduler.running]
-    context_tokens = sum(contexts)
-    spread = (min(contexts), max(contexts)) if step_time.uses_spread else None
+    decodes = scheduler.decodes.size
+    context_tokens = scheduler.decodes.num_computed_tokens + decodes
+    spread = _spread(scheduler) if step_time.uses_spread else None
     times = [now_s]
     segments: list[Segment] = []
     while limit > 0:
@@ -103,16 +101,15 @@ def plan_leap(scheduler: Scheduler, step_time: StepTimeModel, now_s: float) -> L
 
 def commit(leap: Leap, steps: int, scheduler: Scheduler) -> None:
     """Bring requests and blocks to where `steps` single steps of the leap would have."""
-    if steps == 0:
-        return
-    if not _grow_apart(scheduler, steps):
+    decodes = scheduler.decodes
+    pool = scheduler.block_pool
+    if steps <= pool.block_size or not _grow_apart(scheduler, steps):
         _commit_one_by_one(scheduler, steps)
         return
-    pool = scheduler.block_pool
+    decodes.scheduled += steps
+    decodes.delivered += steps
     for request in scheduler.running:
-        request.num_computed_tokens += steps
         computed = request.num_computed_tokens
-        request.num_tokens += steps
         needed = -(-computed // pool.block_size) - request.table.num_blocks
         if needed > 0:
             pool.allocate(request.table, needed)
@@ -124,26 +121,22 @@ def commit(leap: Leap, steps: int, scheduler: Scheduler) -> None:
 def _undecided_steps(scheduler: Scheduler) -> int:
     """For how many steps every running request decodes, none finishes, the free queue has the blocks and
     nobody can be admitted."""
-    running = scheduler.running
-    if not running or not scheduler.only_decodes():
+    decodes = scheduler.decodes
+    if not decodes.size or not scheduler.only_decodes():
         return 0
-    tokens_left = min([request.num_tokens_at_end - request.num_tokens for request in running])
-    steps = min(tokens_left - 1, MAX_STEPS)
+    steps = min(decodes.steps_to_first_end() - 1, MAX_STEPS)
     pool = scheduler.block_pool
     available = pool.num_unhashed_free + pool.num_hashed_free
     # Each request needs at most one block more than its steps fill: no need to count where that fits.
-    if steps > 0 and len(running) * (steps // pool.block_size + 1) > available:
-        while steps > 0 and new_blocks(running, steps, pool.block_size) > available:
+    if steps > 0 and decodes.size * (steps // pool.block_size + 1) > available:
+        while steps > 0 and decodes.new_blocks(steps) > available:
             steps //= 2
     return steps
 
 
-def new_blocks(running: list[Request], steps: int, block_size: int) -> int:
-    """Blocks that decoding requests take in their next `steps` steps."""
-    return sum(
-        -(-(request.num_computed_tokens + steps) // block_size) - request.table.num_blocks
-        for request in running
-    )
+def _spread(scheduler: Scheduler) -> tuple[int, int]:
+    contexts = [request.num_tokens for request in scheduler.running]
+    return min(contexts), max(contexts)
 
 
 def _grow_apart(scheduler: Scheduler, steps: int) -> bool:
@@ -163,24 +156,9 @@ def _grow_apart(scheduler: Scheduler, steps: int) -> bool:
 
 def _commit_one_by_one(scheduler: Scheduler, steps: int) -> None:
     """The same, the way single steps do it."""
+    decodes = scheduler.decodes
     for _ in range(steps):
-        for request in scheduler.running:
-            allocated = scheduler.kv_cache.allocate_slots(request, 1)
-            assert allocated, "a leap was planned beyond the free blocks"
-            request.num_computed_tokens += 1
-        for request in scheduler.running:
-            request.num_tokens += 1
-
-
-def block_seconds(leap: Leap, steps: int, scheduler: Scheduler) -> float:
-    """Integral over the leap's first `steps` of the blocks its requests take meanwhile. To be asked before
-    the commit."""
-    times = leap.times
-    block_size = scheduler.block_pool.block_size
-    total = 0.0
-    for request in scheduler.running:
-        first = request.table.num_blocks * block_size - request.num_computed_tokens
-        taken = times[first:steps:block_size]
-        if taken:
-            total += len(taken) * times[steps] - sum(taken)
-    return total
+        lacking = scheduler.kv_cache.append_tokens(*decodes.due())
+        assert lacking is None, "a leap was planned beyond the free blocks"
+        decodes.scheduled += 1
+        decodes.delivered += 1

@@ -11,9 +11,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from agentservesim.engine.block_pool import BlockPool
+from agentservesim.engine.decodes import Decodes
 from agentservesim.engine.kv_cache import KVCacheManager
 from agentservesim.engine.request import Request
 
@@ -24,17 +26,30 @@ class SchedulerOutput:
 
     num_scheduled_tokens    tokens to compute a request, in batch order
     preempted, admitted     for this step
+    from_decodes            how many of them, the first, are members of the scheduler's Decodes
     prefills                (new tokens, tokens computed before) of each request that computes several
-    decode_contexts         tokens that each of the others attends to, its new one included
+    decodes                 how many compute one token on top of a context
+    decode_context_tokens   sum of what those attend to, their new token included
     sampled                 under asynchronous scheduling: who gets a token from it
     """
 
     num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    from_decodes: int = 0
     prefills: list[tuple[int, int]] = field(default_factory=list)
-    decode_contexts: list[int] = field(default_factory=list)
+    decodes: int = 0
+    decode_context_tokens: int = 0
     sampled: set[Request] = field(default_factory=set)
+
+    def decode_spread(self) -> tuple[int, int] | None:
+        """The shortest and the longest of the decodes' contexts; None without decodes."""
+        contexts = [
+            request.num_computed_tokens
+            for request, num_new_tokens in self.num_scheduled_tokens.items()
+            if num_new_tokens == 1 and request.num_computed_tokens > 1
+        ]
+        return (min(contexts), max(contexts)) if contexts else None
 
 
 class WaitingQueue:
@@ -122,6 +137,7 @@ class Scheduler:
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.goes_on_after_own_preemption = semantics == "vllm-0.33"
         self.running: list[Request] = []
+        self.decodes = Decodes(block_size)
         self._head_refused = False
         self.waiting = WaitingQueue(policy)
         self.on_finished: Callable[[Request], None] = self.kv_cache.free
@@ -143,10 +159,13 @@ class Scheduler:
         finishes, blocks run out, or one is added."""
         if self.waiting and not self._head_refused:
             return False
-        for request in reversed(self.running):  # who was admitted last is still in prefill, if anybody is
-            if request.num_tokens - request.num_computed_tokens != 1 or request.first_token_s is None:
-                return False
-        return True
+        return self.decodes.size == len(self.running)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed tokens of all running requests together."""
+        others = self.running[self.decodes.size :]
+        return self.decodes.num_computed_tokens + sum([request.num_computed_tokens for request in others])
 
     # --- schedule ----------------------------------------------------------------------------------------
 
@@ -164,23 +183,27 @@ class Scheduler:
         self._advance(output)
         return output
 
-    @staticmethod
-    def _advance(output: SchedulerOutput) -> None:
+    def _advance(self, output: SchedulerOutput) -> None:
         """Count the step's tokens as computed, and note its shape. One new token on top of a context is a
         decode, whatever the request calls it."""
-        contexts = output.decode_contexts
-        for request, num_new_tokens in output.num_scheduled_tokens.items():
-            num_computed = request.num_computed_tokens + num_new_tokens
-            request.num_computed_tokens = num_computed
-            if num_new_tokens == 1 and num_computed > 1:
-                contexts.append(num_computed)
+        decodes = self.decodes
+        decodes.scheduled += 1
+        output.from_decodes = output.decodes = decodes.size
+        output.decode_context_tokens = decodes.num_computed_tokens
+        for request, num_new_tokens in islice(output.num_scheduled_tokens.items(), decodes.size, None):
+            num_computed = request.num_computed_tokens
+            request.num_computed_tokens = num_computed + num_new_tokens
+            if num_new_tokens == 1 and num_computed > 0:
+                output.decodes += 1
+                output.decode_context_tokens += num_computed + 1
             else:
-                output.prefills.append((num_new_tokens, num_computed - num_new_tokens))
+                output.prefills.append((num_new_tokens, num_computed))
 
     def _schedule_running(self, output: SchedulerOutput, threshold: int) -> int:
         """Running requests first, in list order. Returns the token budget left."""
         scheduled = output.num_scheduled_tokens
         running = self.running
+        kv_cache = self.kv_cache
         index = self._schedule_decodes(scheduled)
         budget = self.max_num_batched_tokens - len(scheduled)
         while index < len(running) and budget > 0:
@@ -198,7 +221,11 @@ class Scheduler:
             if num_new_tokens == 0:
                 index += 1
                 continue
-            while not self.kv_cache.allocate_slots(request, num_new_tokens):
+            while not (
+                kv_cache.append_token(request)
+                if num_new_tokens == 1
+                else kv_cache.allocate_slots(request, num_new_tokens)
+            ):
                 victim = self._victim()
                 position = running.index(victim)
                 del running[position]
@@ -219,28 +246,13 @@ class Scheduler:
 
     def _schedule_decodes(self, scheduled: dict[Request, int]) -> int:
         """The decodes that the running list begins with, up to one that lacks a block: the rules of
-        _schedule_running for the plainest case. Returns how many requests it has dealt with."""
-        block_size = self.kv_cache.block_size
-        last_slot = block_size - 1
-        append_token = self.kv_cache.append_token
-        longest = self.max_model_len - 2
-        decodes = self.running[: self.max_num_batched_tokens]
-        for index, request in enumerate(decodes):
-            num_computed = request.num_computed_tokens
-            num_new_tokens = request.num_tokens - num_computed
-            if request.num_output_placeholders:
-                if self._last_token_in_flight(request):
-                    continue
-                num_new_tokens += request.num_output_placeholders
-            # Inside its last block a decode neither takes a block nor fills one.
-            if (
-                num_new_tokens != 1
-                or num_computed > longest
-                or not (0 < num_computed % block_size < last_slot or append_token(request))
-            ):
-                return index
-            scheduled[request] = 1
-        return len(decodes)
+        _schedule_running, where most requests need nothing. Returns how many requests it has dealt with."""
+        lacking = self.kv_cache.append_tokens(*self.decodes.due())
+        if lacking is not None:
+            for request in self.running[self.running.index(lacking) : self.decodes.size]:
+                self.decodes.leave(request)
+        scheduled.update(dict.fromkeys(self.running[: self.decodes.size], 1))
+        return self.decodes.size
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
@@ -296,6 +308,8 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Preemption by recompute: all blocks go, generated tokens stay to be prefilled again."""
+        if not request.decodes_alone:
+            self.decodes.leave(request)
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -313,8 +327,8 @@ class Scheduler:
     def update_from_output(self, output: SchedulerOutput, now_s: float = 0.0) -> list[Request]:
         """The step has run: each request that caught up has one more token. Returns the finished ones,
         disposed of in batch order."""
-        finished = []
-        for request in output.num_scheduled_tokens:
+        finished = self.decodes.deliver() if output.from_decodes else []
+        for request in islice(output.num_scheduled_tokens, output.from_decodes, None):
             num_tokens = request.num_tokens
             if request.num_computed_tokens < num_tokens:
                 continue  # a chunk of a prefill
@@ -324,12 +338,23 @@ class Scheduler:
                 num_tokens += 1
                 request.num_tokens = num_tokens
             if num_tokens >= request.num_tokens_at_end:
-                request.completed_s = now_s
                 finished.append(request)
         if finished:
             self._head_refused = False
             gone = set(finished)
             self.running = [request for request in self.running if request not in gone]
             for request in finished:
+                request.completed_s = now_s
                 self.on_finished(request)
+        self._gather_decodes()
         return finished
+
+    def _gather_decodes(self) -> None:
+        """Who follows the decodes in the running list and has become one joins them."""
+        decodes = self.decodes
+        most = min(len(self.running), self.max_num_batched_tokens)
+        while decodes.size < most:
+            request = self.running[decodes.size]
+            if request.first_token_s is None or request.num_tokens - request.num_computed_tokens != 1:
+                return
+            decodes.join(request)

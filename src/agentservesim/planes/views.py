@@ -17,15 +17,14 @@ def kv_view(instance: Instance, clock: Clock) -> KVView:
     """One instance's KV pool, now."""
     instance.sync(clock)
     pool = instance.scheduler.block_pool
-    running = instance.scheduler.running
     return KVView(
         instance=instance.index,
         capacity_tokens=instance.capacity_tokens,
         used_tokens=pool.num_used_blocks * pool.block_size,
         protected_tokens=pool.num_parked * pool.block_size,
-        running_calls=len(running),
+        running_calls=len(instance.scheduler.running),
         waiting_calls=len(instance.scheduler.waiting),
-        running_context_tokens=sum(request.num_computed_tokens for request in running),
+        running_context_tokens=instance.scheduler.num_computed_tokens,
         in_flight_tokens=instance.last_batch_tokens,
         prefill=instance.step_time.prefill_line(),
     )
