@@ -45,7 +45,7 @@ class CorrectedStepTime(LinedStepTime):
             "decodes": decodes,
             "context_tokens": decode_context_tokens,
             "prefills": len(prefills),
-            "prefill_tokens": sum(new for new, _ in prefills),
+            "prefill_tokens": sum([new for new, _ in prefills]),
             "operators": operators_s * 1e6,
         }
         seconds = max(operators_s + regime.seconds(features), MIN_SHARE * operators_s)

@@ -67,13 +67,17 @@ class MeasuredStepTime(LinedStepTime):
         spread: Spread | None,
     ) -> tuple[float, float, bool]:
         grid = self._operators.grid
-        tokens = decodes + sum(new for new, _ in prefills)
+        tokens, longest = decodes, 0
+        for new, computed in prefills:
+            tokens += new
+            if new + computed > longest:
+                longest = new + computed
         seconds = (
             self._shared_seconds(tokens)
             + self._logits_seconds(decodes + len(prefills))
             + self._prefill_attention.seconds(prefills)
         )
-        in_grid = tokens <= grid.tokens and max(new + done for new, done in prefills) <= grid.prefill_tokens
+        in_grid = tokens <= grid.tokens and longest <= grid.prefill_tokens
         if decodes:
             base_s, slope_s, _ = self._decode_attention(decodes, decode_context_tokens)
             seconds += base_s + slope_s * decode_context_tokens

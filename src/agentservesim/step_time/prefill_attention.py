@@ -12,6 +12,8 @@ NEW_KNOTS = (1, *sorted(scale * 2**power for scale in (2, 3) for power in range(
 COMPUTED_KNOTS = (0, *sorted(scale * 2**power for scale in (2, 3) for power in range(4, 17)))
 """Where attention over a prefix is looked up: new tokens 1, 2, 3, 4, 6, 8, ... 49,152 and computed tokens
 0, 32, 48, 64, 96, ... 196,608."""
+LAST_ROW, LAST_COLUMN = len(NEW_KNOTS) - 2, len(COMPUTED_KNOTS) - 2
+"""The segments that go on beyond the last knots."""
 
 
 class PrefillAttention:
@@ -26,6 +28,7 @@ class PrefillAttention:
         self._operators = operators
         self._alone: dict[tuple[int, int], float] = {}
         self._excess: dict[tuple[int, int, int], float] = {}
+        self._cells: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
 
     def seconds(self, prefills: Sequence[tuple[int, int]]) -> float:
         """`prefills`: (new tokens, computed tokens) a chunk, at least one."""
@@ -39,18 +42,27 @@ class PrefillAttention:
         seconds = self._over_itself(sequences, new)
         if computed == 0:
             return seconds
-        row, column = _segment(NEW_KNOTS, new), _segment(COMPUTED_KNOTS, computed)
+        row = min(bisect_right(NEW_KNOTS, new) - 1, LAST_ROW)
+        column = min(bisect_right(COMPUTED_KNOTS, computed) - 1, LAST_COLUMN)
         low, high = NEW_KNOTS[row], NEW_KNOTS[row + 1]
         down = (new - low) / (high - low)
         left, right = COMPUTED_KNOTS[column], COMPUTED_KNOTS[column + 1]
         along = (computed - left) / (right - left)
-        above = self._at(sequences, row, column) * (1 - along) + self._at(sequences, row, column + 1) * along
-        below = (
-            self._at(sequences, row + 1, column) * (1 - along)
-            + self._at(sequences, row + 1, column + 1) * along
-        )
-        excess: float = above * (1 - down) + below * down
+        cell = self._cells.get((sequences, row, column)) or self._cell(sequences, row, column)
+        above = cell[0] * (1 - along) + cell[1] * along
+        below = cell[2] * (1 - along) + cell[3] * along
+        excess = above * (1 - down) + below * down
         return seconds + new * max(excess, 0.0)
+
+    def _cell(self, sequences: int, row: int, column: int) -> tuple[float, float, float, float]:
+        """h at the corners of a cell between knots."""
+        cell = self._cells[sequences, row, column] = (
+            self._at(sequences, row, column),
+            self._at(sequences, row, column + 1),
+            self._at(sequences, row + 1, column),
+            self._at(sequences, row + 1, column + 1),
+        )
+        return cell
 
     def _over_itself(self, sequences: int, new: int) -> float:
         seconds = self._alone.get((sequences, new))
@@ -69,8 +81,3 @@ class PrefillAttention:
             value = max(whole - self._over_itself(sequences, new), 0.0) / new
             self._excess[sequences, row, column] = value
         return value
-
-
-def _segment(knots: tuple[int, ...], x: int) -> int:
-    """Index of the knot that starts the segment of x; the last segment goes on."""
-    return min(bisect_right(knots, x) - 1, len(knots) - 2)

@@ -83,7 +83,9 @@ class Regime:
         for name, knee, low, high, coefficient in self._terms:
             value = features[name] if name != "step" else 1.0
             value = low if value < low else high if value > high else value
-            total_us += coefficient * (value if knee is None else max(0.0, value - knee))
+            if knee is not None:
+                value = value - knee if value > knee else 0.0
+            total_us += coefficient * value
         return 1e-6 * total_us
 
     @cached_property
