@@ -37,7 +37,7 @@ class Instance:
         self.on_resync: Callable[[Instance], None] = lambda instance: None
         self._may_leap = may_leap
         self._leap: Leap | None = None
-        self._output = SchedulerOutput()
+        self._output: SchedulerOutput | None = None
 
     @property
     def capacity_tokens(self) -> int:
@@ -97,7 +97,9 @@ class Instance:
             leap, self._leap = self._leap, None
             self._commit(leap, leap.steps)
             return []
-        output, self._output = self._output, SchedulerOutput()
+        if self._output is None:
+            return []  # a leap that somebody looked at in the instant of its end
+        output, self._output = self._output, None
         finished = self.scheduler.update_from_output(output, now_s)
         self.in_flight -= len(finished)
         self.usage.observe(now_s, self.scheduler.block_pool)

@@ -50,12 +50,12 @@ class ProgramContext:
         base, reuse = self._base(index)
         spans = _cut(base, reuse)
         line = self._writer(spans, reuse)
-        spans = _extend(spans, line, turn.prompt_tokens)
         end = turn.prompt_tokens + turn.output_tokens
-        self._ends[line] = turn.prompt_tokens
         if self._deployment and turn.kept_output_tokens == turn.output_tokens:
             self._ends[line] = end
-        elif turn.output_tokens:
+        else:
+            self._ends[line] = turn.prompt_tokens
+            spans = _extend(spans, line, turn.prompt_tokens)
             line = Line(f"{self._program.program_id}/{turn.turn_id}/output")
         spans = _extend(spans, line, end)
         self._sequences[index] = spans
@@ -92,6 +92,8 @@ class ProgramContext:
 
 def _cut(spans: Spans, end: int) -> Spans:
     """The first `end` tokens of a sequence."""
+    if not spans or spans[-1].end <= end:
+        return spans
     return tuple(Span(line, start, min(stop, end)) for line, start, stop in spans if start < end)
 
 
