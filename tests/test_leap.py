@@ -134,3 +134,31 @@ def test_leap_equals_step(tmp_path_factory: pytest.TempPathFactory, seed: int) -
 def test_leaps_are_compared_under_pressure(tmp_path: Path) -> None:
     """The loads above mean something only if some of them preempt."""
     assert sum(compare(tmp_path, seed) for seed in range(40)) > 100
+
+
+ASKED_EACH_TIME = """
+from agentservesim.policies.scheduling.resident_first import ResidentFirst
+
+class EachTime(ResidentFirst):
+    follows_residency = False
+"""
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(min_value=0, max_value=10**9))
+def test_asking_only_where_residency_changed_gives_the_same(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("residency")
+    (folder / "each_time.py").write_text(ASKED_EACH_TIME)
+    rng = random.Random(seed)
+    path = folder / "programs.jsonl"
+    write_programs(path, rng, rng.choice([8, 20, 40]))
+    chosen = config(path, rng, "leap")
+    chosen["engine"]["max_num_seqs"] = 16
+    tables = []
+    for scheduling in ("resident-first", f"{folder}/each_time.py:EachTime"):
+        chosen["policies"]["scheduling"] = scheduling
+        tables.append(simulate(parse_config(chosen)).tables)
+    for name in ("calls", "programs", "decisions"):
+        assert tables[0][name].equals(tables[1][name]), f"seed {seed}: {name} differ"

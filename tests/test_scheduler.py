@@ -405,6 +405,7 @@ def test_new_priorities_are_asked_for_just_before_an_admission() -> None:
         asked.append(names(waiting))
         for number, request in enumerate(waiting):
             request.priority = -number
+        return True
 
     engine.reprioritize = reverse
     step(engine)

@@ -28,6 +28,7 @@ class BlockPool:
         self.num_unhashed_free = self.num_usable_blocks
         self.num_hashed_free = 0
         self.num_parked = 0
+        self._changed: set[Line] | None = None
         self._cached: dict[Line, CachedLine] = {}
         # Sentinel of the ring of hashed free runs: _queue.newer is the next to be evicted.
         self._queue = Run(CachedLine(Line()), 0, 0)
@@ -69,6 +70,13 @@ class BlockPool:
         """How many leading blocks of `content` are cached, at most `max_blocks`."""
         hits = self.find_longest_cache_hit(content, max_blocks)
         return hits[-1][1] if hits else 0
+
+    def watch(self) -> set[Line]:
+        """A set that collects, from now on, the lines of which other blocks are cached than before. Whoever
+        reads it empties it."""
+        if self._changed is None:
+            self._changed = set()
+        return self._changed
 
     # --- references --------------------------------------------------------------------------------------
 
@@ -127,6 +135,8 @@ class BlockPool:
             last.hi = num_full_blocks
             last.right = None
             table.extend_last(num_full_blocks)
+            if self._changed is not None:
+                self._changed.add(line)
             return
         for line, lo, hi in _between(spans, table.num_hashed, num_full_blocks):
             index = self._cached.get(line)
@@ -145,6 +155,8 @@ class BlockPool:
             return False
         last.hi += 1
         last.right = None
+        if self._changed is not None:
+            self._changed.add(line)
         table.extend_last(last.hi)
         return True
 
@@ -291,6 +303,8 @@ class BlockPool:
         are duplicates."""
         last = table.last()
         runs = index.runs
+        if self._changed is not None:
+            self._changed.add(index.line)
         if not runs or runs[-1].hi <= lo:
             if last is not None and last.index is index and last.hi == lo and _grows(last):
                 last.hi = hi
@@ -319,6 +333,8 @@ class BlockPool:
     def _drop_tail(self, run: Run, num_blocks: int) -> None:
         """The last blocks of a run lose their hashes. Their duplicates, if any, become the ones found."""
         index = run.index
+        if self._changed is not None:
+            self._changed.add(index.line)
         lo, hi = run.hi - num_blocks, run.hi
         run.hi = lo
         if run.lo == lo:

@@ -69,6 +69,10 @@ class WaitingQueue:
             return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
         return iter(self._fifo)
 
+    def in_any_order(self) -> Iterator[Request]:
+        """The requests."""
+        return (request for _, request in self._heap) if self._by_priority else iter(self._fifo)
+
     def add(self, request: Request) -> None:
         if self._by_priority:
             heapq.heappush(self._heap, (request.queue_key(), request))
@@ -108,7 +112,8 @@ class Scheduler:
     Hooks, all optional:
     on_finished(request)         disposes of a finished request's blocks; default: free them
     choose_victim(running)       names the request to preempt; default: vLLM's choice
-    reprioritize(waiting)        sets new priorities just before one of `waiting` could be admitted
+    reprioritize(waiting)        sets new priorities just before one of `waiting` could be admitted; returns
+                                 whether it has
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy)
         self.on_finished: Callable[[Request], None] = self.kv_cache.free
         self.choose_victim: Callable[[list[Request]], Request] | None = None
-        self.reprioritize: Callable[[WaitingQueue], None] | None = None
+        self.reprioritize: Callable[[WaitingQueue], bool] | None = None
 
     @property
     def block_pool(self) -> BlockPool:
@@ -258,8 +263,8 @@ class Scheduler:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
         asks_again = refused = False
         if self.reprioritize and budget > 0 and len(self.running) < self.max_num_seqs:
-            self.reprioritize(self.waiting)
-            self.waiting.reorder()
+            if self.reprioritize(self.waiting):
+                self.waiting.reorder()
             asks_again = True
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.peek()

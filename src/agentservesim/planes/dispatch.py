@@ -10,6 +10,7 @@ from agentservesim.engine.instance import Instance
 from agentservesim.engine.request import Request
 from agentservesim.engine.scheduler import WaitingQueue
 from agentservesim.planes.guard import ask, reject, whole_number
+from agentservesim.planes.residency_order import ResidencyOrder
 from agentservesim.planes.retention import Log
 from agentservesim.planes.views import InstanceViews, pcb_view
 from agentservesim.policies.admission.none import AdmitAll
@@ -157,18 +158,24 @@ class DispatchPlane:
         """Let a scheduling policy reorder waiting calls (dynamic) and choose victims, where it wants to."""
         for instance in self._instances:
             if getattr(scheduling, "dynamic", False):
-                instance.scheduler.reprioritize = self._reprioritize
+                instance.scheduler.reprioritize = (
+                    ResidencyOrder(instance.scheduler.block_pool, self._priority_now)
+                    if getattr(scheduling, "follows_residency", False)
+                    else self._reprioritize
+                )
             if hasattr(scheduling, "victim"):
                 instance.scheduler.choose_victim = lambda running, ask_victim=scheduling.victim: self._victim(
                     ask_victim, running
                 )
 
-    def _reprioritize(self, waiting: WaitingQueue) -> None:
-        now_s = self._clock.now_s
+    def _reprioritize(self, waiting: WaitingQueue) -> bool:
         for request in waiting:
-            call = call_of(request)
-            pcb = pcb_view(call, self._table, self._instances, self._clock)
-            request.priority = self._ask_priority(pcb, now_s, _about(call))
+            request.priority = self._priority_now(call_of(request))
+        return True
+
+    def _priority_now(self, call: Call) -> int:
+        pcb = pcb_view(call, self._table, self._instances, self._clock)
+        return self._ask_priority(pcb, self._clock.now_s, _about(call))
 
     def _victim(self, victim: Callable[..., Any], running: list[Request]) -> Request:
         now_s = self._clock.now_s

@@ -167,8 +167,10 @@ class SchedulingPolicy(Protocol):
     """Orders calls: lower runs first; None leaves the engine's own order.
 
     With a class attribute `dynamic = True` it is asked again for every waiting call whenever one could be
-    admitted. May also define `victim(candidates: Sequence[RunningCall], now_s) -> int`, the index of the
-    call to preempt, and `admit` as an AdmissionPolicy does.
+    admitted. `follows_residency = True` beside it says that the answer depends on kv_resident_tokens and the
+    program alone, on no time, gap or protection: it is then asked only where that has changed, which is many
+    times cheaper. May also define `victim(candidates: Sequence[RunningCall], now_s) -> int`, the index of
+    the call to preempt, and `admit` as an AdmissionPolicy does.
     """
 
     def priority(self, pcb: PCB, now_s: float) -> int | None: ...

@@ -51,7 +51,7 @@ class PrefillAttention:
         cell = self._cells.get((sequences, row, column)) or self._cell(sequences, row, column)
         above = cell[0] * (1 - along) + cell[1] * along
         below = cell[2] * (1 - along) + cell[3] * along
-        excess = above * (1 - down) + below * down
+        excess: float = above * (1 - down) + below * down
         return seconds + new * max(excess, 0.0)
 
     def _cell(self, sequences: int, row: int, column: int) -> tuple[float, float, float, float]:

@@ -13,6 +13,7 @@ class ResidentFirst:
     """
 
     dynamic = True
+    follows_residency = True
 
     def priority(self, pcb: PCB, now_s: float) -> int:
         resident = 2 * pcb.kv_resident_tokens > pcb.context_tokens > 0
