@@ -89,6 +89,16 @@ class Decodes(TokenClock):
         """After how many steps the first member has all its tokens. There must be one."""
         return min(self._ends) - self.delivered
 
+    def steps_within(self, num_blocks: int) -> int:
+        """How many steps can be taken before the members have taken more than `num_blocks`."""
+        size = self._block_size
+        rounds, left = divmod(num_blocks, self.size)
+        for offset in range(size):
+            left -= len(self._at_phase[-(self.scheduled + offset) % size])
+            if left < 0:
+                return rounds * size + offset
+        raise AssertionError("each member takes a block in as many steps as a block has tokens")
+
     def new_blocks(self, steps: int) -> int:
         """Blocks that the members take in their next `steps` steps."""
         size = self._block_size

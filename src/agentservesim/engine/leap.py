@@ -129,8 +129,7 @@ def _undecided_steps(scheduler: Scheduler) -> int:
     available = pool.num_unhashed_free + pool.num_hashed_free
     # Each request needs at most one block more than its steps fill: no need to count where that fits.
     if steps > 0 and decodes.size * (steps // pool.block_size + 1) > available:
-        while steps > 0 and decodes.new_blocks(steps) > available:
-            steps //= 2
+        steps = min(steps, decodes.steps_within(available))
     return steps
 
 

@@ -43,6 +43,8 @@ class ParkingLot:
         self._entries: dict[Hashable, ParkedEntry] = {}
         self._deadlines: list[tuple[float, int, ParkedEntry]] = []
         self._sequence = 0
+        # Entries in the order of reclaim, the first at the end, released ones among them; empty: to be made.
+        self._reclaimable: list[ParkedEntry] = []
         self.num_reclaimed = 0
         self.listener: Callable[[str, Hashable, int], None] = lambda event, key, blocks: None
 
@@ -58,6 +60,7 @@ class ParkingLot:
         parked = self._pool.park(table)
         if parked.num_hashed == 0:
             return 0
+        self._reclaimable = []
         self._sequence += 1
         entry = ParkedEntry(key, parked, deadline_s, value, self._sequence)
         self._entries[key] = entry
@@ -66,6 +69,7 @@ class ParkingLot:
 
     def redate(self, key: Hashable, deadline_s: float, value: float) -> None:
         """Give a live entry a new deadline and value."""
+        self._reclaimable = []
         entry = self._entries[key]
         entry.deadline_s, entry.value = deadline_s, value
         self._push(entry)
@@ -104,8 +108,16 @@ class ParkingLot:
 
         Precondition: at least that many are parked.
         """
-        order = sorted(self._entries.values(), key=lambda e: (e.value, -e.deadline_s, e.sequence))
-        for entry in order:
+        order = self._reclaimable
+        while order and not self._is_live(order[-1]):
+            order.pop()
+        if not order:
+            order = self._reclaimable = sorted(
+                self._entries.values(), key=lambda e: (e.value, -e.deadline_s, e.sequence), reverse=True
+            )
+        for entry in reversed(order):
+            if not self._is_live(entry):
+                continue
             before = entry.num_blocks
             taken = self._pool.reclaim(entry.table, num_blocks)
             num_blocks -= taken
@@ -118,6 +130,9 @@ class ParkingLot:
             if num_blocks == 0:
                 return
         raise AssertionError(f"{num_blocks} parked blocks are missing")
+
+    def _is_live(self, entry: ParkedEntry) -> bool:
+        return self._entries.get(entry.key) is entry
 
     def _push(self, entry: ParkedEntry) -> None:
         if entry.deadline_s < math.inf:

@@ -53,12 +53,14 @@ class SchedulerOutput:
 
 
 class WaitingQueue:
-    """Requests not yet running: a deque under fcfs, a heap on (priority, arrival, id) under priority."""
+    """Requests not yet running: a deque under fcfs, a heap on (priority, arrival, id) under priority.
+    `num_added` counts those that have been added, preempted ones anew."""
 
     def __init__(self, policy: Literal["fcfs", "priority"]) -> None:
         self._by_priority = policy == "priority"
         self._fifo: deque[Request] = deque()
         self._heap: list[tuple[tuple[int, float, int | str], Request]] = []
+        self.num_added = 0
 
     def __len__(self) -> int:
         return len(self._heap) if self._by_priority else len(self._fifo)
@@ -74,6 +76,7 @@ class WaitingQueue:
         return (request for _, request in self._heap) if self._by_priority else iter(self._fifo)
 
     def add(self, request: Request) -> None:
+        self.num_added += 1
         if self._by_priority:
             heapq.heappush(self._heap, (request.queue_key(), request))
         else:

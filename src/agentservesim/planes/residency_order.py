@@ -22,24 +22,46 @@ class ResidencyOrder:
     def __init__(self, pool: BlockPool, priority: Callable[[Call], int]) -> None:
         self._priority = priority
         self._changed = pool.watch()
-        self._settled: dict[Request, tuple[Line, ...]] = {}
+        self._num_added = -1
+        self._lines: dict[Request, tuple[Line, ...]] = {}
+        self._requests: dict[Line, list[Request]] = {}
 
     def __call__(self, waiting: WaitingQueue) -> bool:
         """Bring the priorities up to date; returns whether one has changed."""
-        changed = self._changed
-        before, self._settled = self._settled, {}
+        if waiting.num_added != self._num_added:
+            moved = self._look_at_all(waiting)
+        else:
+            moved = False
+            for line in self._changed.intersection(self._requests):
+                for request in self._requests[line]:
+                    if request.table.num_blocks:  # it runs; should it wait again, it is new here
+                        self._lines.pop(request, None)
+                    else:
+                        moved |= self._ask(request)
+        self._changed.clear()
+        return moved
+
+    def _look_at_all(self, waiting: WaitingQueue) -> bool:
+        """As long as nobody is added, those whose lines are known here are all who wait."""
+        self._num_added = waiting.num_added
+        before, self._lines, self._requests = self._lines, {}, {}
         moved = False
         for request in waiting.in_any_order():
             lines = before.get(request)
-            if lines is None or not changed.isdisjoint(lines):
+            if lines is None or not self._changed.isdisjoint(lines):
+                moved |= self._ask(request)
                 call = call_of(request)
-                priority = self._priority(call)
-                if priority != request.priority:
-                    request.priority = priority
-                    moved = True
                 if call.run.in_flight > 1 or call.run.pcb.instance != call.instance:
+                    self._num_added = -1  # look at all the next time, too
                     continue
                 lines = tuple([span.line for span in call.content.spans])
-            self._settled[request] = lines
-        changed.clear()
+            self._lines[request] = lines
+            for line in lines:
+                self._requests.setdefault(line, []).append(request)
+        return moved
+
+    def _ask(self, request: Request) -> bool:
+        priority = self._priority(call_of(request))
+        moved = priority != request.priority
+        request.priority = priority
         return moved
