@@ -16,11 +16,13 @@ class Decodes(TokenClock):
     They are the first `size` of the running list, in its order: one joins behind those that are here.
     """
 
-    __slots__ = ("_at_phase", "_block_size", "_ends", "_joined", "_sum", "size")
+    __slots__ = ("_ahead", "_at_phase", "_block_size", "_ends", "_joined", "_sum", "size")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, ahead: int = 0) -> None:
+        """`ahead`: tokens of each member that are in flight when a step is scheduled."""
         super().__init__()
         self.size = 0
+        self._ahead = ahead
         self._block_size = block_size
         self._joined = 0
         self._sum = 0
@@ -64,19 +66,20 @@ class Decodes(TokenClock):
         request.follow(STANDING_CLOCK)
 
     def _end(self, request: Request) -> int:
-        return request.num_tokens_at_end - request.num_tokens + self.delivered
+        return request.num_tokens_at_end - self._ahead - request.num_tokens + self.delivered
 
     # --- steps -------------------------------------------------------------------------------------------
 
     def due(self) -> tuple[list[Request], list[Request]]:
-        """Who takes a block with the next step, and who fills one; both in running order."""
+        """Who takes a block with the next step, and who has filled one once it is scheduled, as far as its
+        tokens are known; both in running order."""
         takes = self._at_phase[-self.scheduled % self._block_size]
-        fills = self._at_phase[(-1 - self.scheduled) % self._block_size]
+        fills = self._at_phase[(self._ahead - 1 - self.scheduled) % self._block_size]
         return takes, fills
 
     def deliver(self) -> list[Request]:
-        """The step has run: each member has one more token. Returns those that have all of theirs, in
-        running order; they have left."""
+        """The step has run: each member has one more token. Returns those that have all of theirs, or will
+        by what is in flight, in running order; they have left."""
         self.delivered += 1
         ended = self._ends.pop(self.delivered, [])
         for request in ended:

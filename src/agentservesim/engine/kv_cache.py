@@ -108,15 +108,18 @@ class KVCacheManager:
         fill one. Returns the first that lacks its block, and leaves those behind it alone; None: all have
         theirs."""
         pool = self.block_pool
+        in_turn: list[Request] = [*takes, *fills]
         if len(takes) <= pool.num_unhashed_free + pool.num_hashed_free:
-            # Lengthening a run that nobody else has is of no consequence to the others, so it needs no turn.
-            fills = [
-                request for request in fills if not pool.cache_next_block(request.table, request.content)
-            ]
-            if not fills:
+            # Lengthening a run that nobody else has is of no consequence to who takes a block, so up to the
+            # first request that does more, the order is free.
+            for done, request in enumerate(fills):
+                if not pool.cache_next_block(request.table, request.content):
+                    in_turn = [*takes, *fills[done:]]
+                    break
+            else:
                 pool.allocate_one_each([request.table for request in takes])
                 return None
-        for request in sorted({*takes, *fills}, key=_place):
+        for request in sorted(set(in_turn), key=_place):
             if not self.append_token(request):
                 return request
         return None

@@ -119,6 +119,8 @@ class Scheduler:
                                  whether it has
     """
 
+    tokens_in_flight = 0
+
     def __init__(
         self,
         *,
@@ -145,7 +147,8 @@ class Scheduler:
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.goes_on_after_own_preemption = semantics == "vllm-0.33"
         self.running: list[Request] = []
-        self.decodes = Decodes(block_size)
+        self.decodes = Decodes(block_size, self.tokens_in_flight)
+        self.ending: list[Request] = []
         self._head_refused = False
         self.waiting = WaitingQueue(policy)
         self.on_finished: Callable[[Request], None] = self.kv_cache.free
@@ -172,7 +175,7 @@ class Scheduler:
     @property
     def num_computed_tokens(self) -> int:
         """Computed tokens of all running requests together."""
-        others = self.running[self.decodes.size :]
+        others = [*self.ending, *self.running[self._num_leading :]]
         return self.decodes.num_computed_tokens + sum([request.num_computed_tokens for request in others])
 
     # --- schedule ----------------------------------------------------------------------------------------
@@ -252,15 +255,26 @@ class Scheduler:
                 index += 1
         return budget
 
+    @property
+    def _num_leading(self) -> int:
+        """How many the running list begins with are decodes, or were until their last token was in flight."""
+        return self.decodes.size + len(self.ending)
+
     def _schedule_decodes(self, scheduled: dict[Request, int]) -> int:
         """The decodes that the running list begins with, up to one that lacks a block: the rules of
         _schedule_running, where most requests need nothing. Returns how many requests it has dealt with."""
+        index = self._num_leading
+        members = self.running[:index]
+        if self.ending:
+            members = [request for request in members if request not in self.ending]
         lacking = self.kv_cache.append_tokens(*self.decodes.due())
         if lacking is not None:
-            for request in self.running[self.running.index(lacking) : self.decodes.size]:
-                self.decodes.leave(request)
-        scheduled.update(dict.fromkeys(self.running[: self.decodes.size], 1))
-        return self.decodes.size
+            index = self.running.index(lacking)
+            while members[-1] is not lacking:
+                self.decodes.leave(members.pop())
+            self.decodes.leave(members.pop())
+        scheduled.update(dict.fromkeys(members, 1))
+        return index
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
@@ -359,10 +373,11 @@ class Scheduler:
 
     def _gather_decodes(self) -> None:
         """Who follows the decodes in the running list and has become one joins them."""
-        decodes = self.decodes
+        index = self._num_leading
         most = min(len(self.running), self.max_num_batched_tokens)
-        while decodes.size < most:
-            request = self.running[decodes.size]
-            if request.first_token_s is None or request.num_tokens - request.num_computed_tokens != 1:
-                return
-            decodes.join(request)
+        while index < most and self._is_decode(self.running[index]):
+            self.decodes.join(self.running[index])
+            index += 1
+
+    def _is_decode(self, request: Request) -> bool:
+        return request.first_token_s is not None and request.num_tokens - request.num_computed_tokens == 1
