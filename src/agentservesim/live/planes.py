@@ -50,6 +50,11 @@ class SchedulerView:
     def running(self) -> Any:
         return self._vllm.running
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed tokens of all running requests together."""
+        return sum(request.num_computed_tokens for request in self.running)
+
     def kv_tokens(self, request: Any) -> int:
         """Tokens that the request's blocks hold."""
         blocks = self._vllm.kv_cache_manager.get_blocks(request.request_id).blocks[0]
