@@ -40,9 +40,11 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the model run in the engine's own process
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
 }
-"""One thread computes: a tiny model gains nothing from a second, and step times are steadier."""
+"""One thread computes: a tiny model gains nothing from a second, and step times are steadier. With the model in
+a process of its own, the engine's spins while it waits, and takes a second core from the API server."""
 
 
 class ServerError(AgentServeSimError):
@@ -149,7 +151,7 @@ class VllmServer:
             "--host", "127.0.0.1",
             *engine_options(config),
             "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
-            "--stream-interval", str(STREAM_INTERVAL),
+            "--stream-interval", str(STREAM_INTERVAL), "--distributed-executor-backend", "uni",
             "--scheduler-cls", PLUG_IN, "--additional-config", json.dumps({"agentservesim": dict(live)}),
         ]  # fmt: skip
 
