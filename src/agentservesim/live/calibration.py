@@ -26,7 +26,8 @@ ALONE_S = 8.0
 LEVEL_S = 4.0
 """Seconds of each part: before anything counts, one call at a time, and each level of concurrency."""
 SHORTEST_PROMPT = 16
-ADDED_TOKENS = (4, 512)
+TURNS = 6
+ADDED_TOKENS = (4, 256)
 OUTPUT_TOKENS = (2, 64)
 PROGRAMS = 2000
 """More than any level gets through."""
@@ -147,7 +148,7 @@ def _longest_prompt(config: RunConfig) -> int:
     longest: int = max(
         turn.prompt_tokens for p in load_programs(config.workload).programs for turn in p.turns
     )
-    room = 2 * OUTPUT_TOKENS[1] + ADDED_TOKENS[1] + 2 * config.engine.block_size
+    room = TURNS * (OUTPUT_TOKENS[1] + ADDED_TOKENS[1])
     return max(SHORTEST_PROMPT, min(longest, limit - room))
 
 
@@ -159,19 +160,16 @@ def _write_load(path: Path, longest: int, seed: int) -> Path:
 
 
 def _programs(longest: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Programs of two turns: a prompt that nothing is known of, and one that adds to its context."""
+    """Programs of a prompt that nothing is known of, and turns that add to its context."""
 
     def drawn(low: int, high: int) -> int:
         return round(low * math.pow(high / low, rng.random()))
 
     for number in range(PROGRAMS):
-        first, output = drawn(SHORTEST_PROMPT, longest), drawn(*OUTPUT_TOKENS)
-        turns = [
-            {"prompt_tokens": first, "output_tokens": output, "gap_s": PAUSE_S},
-            {
-                "prompt_tokens": first + output + drawn(*ADDED_TOKENS),
-                "output_tokens": drawn(*OUTPUT_TOKENS),
-                "gap_s": PAUSE_S,
-            },
-        ]
+        turns, context = [], 0
+        for turn in range(TURNS):
+            prompt = context + drawn(*ADDED_TOKENS) if turn else drawn(SHORTEST_PROMPT, longest)
+            output = drawn(*OUTPUT_TOKENS)
+            turns.append({"prompt_tokens": prompt, "output_tokens": output, "gap_s": PAUSE_S})
+            context = prompt + output
         yield {"program_id": f"calibration-{number}", "turns": turns}

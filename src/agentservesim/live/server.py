@@ -43,8 +43,8 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the model run in the engine's own process
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
 }
-"""One thread computes: a tiny model gains nothing from a second, and step times are steadier. With the model in
-a process of its own, the engine's spins while it waits, and takes a second core from the API server."""
+"""One thread computes: a tiny model gains nothing from a second, and step times are steadier. With the model
+in a process of its own, the engine's spins while it waits, and takes a second core from the API server."""
 
 
 class ServerError(AgentServeSimError):
