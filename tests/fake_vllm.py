@@ -38,6 +38,7 @@ def main() -> None:
         return
     print("fake vLLM:", " ".join(words), flush=True)
     if "FAKE_VLLM_DIES" in os.environ:
+        print("ValueError: no memory\n" + 30 * "and so on\n", flush=True)
         sys.exit("fake vLLM: out of memory, as it were")
     if "FAKE_VLLM_CHILD" in os.environ:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -250,7 +250,8 @@ def is_running(pid):
 def test_a_server_that_dies_says_so_with_the_end_of_its_log(tmp_path, fake_python, config, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_DIES", "1")
     server = VllmServer(fake_python, tmp_path, parse_config(config), {}, tmp_path / "server.log")
-    with pytest.raises(ServerError, match=r"(?s)exit code 1; .*server.log.*out of memory, as it were"):
+    said = r"(?s)exit code 1; the first error and .*server.log:\n  ValueError: no memory\n.*as it were"
+    with pytest.raises(ServerError, match=said):
         server.__enter__()
 
 
@@ -268,6 +269,7 @@ def test_engine_options_are_vllms(config):
         ("engine", {"block_size": 16}, "engine.block_size is 16: expected a multiple of 32"),
         ("engine", {"async_scheduling": True}, "engine.async_scheduling is true: expected false"),
         ("engine", {"max_model_len": None}, "engine.max_model_len is missing"),
+        ("engine", {"max_model_len": 65536}, "max_model_len is 65536: expected at most 65504"),
         ("cluster", {"instances": 2}, "cluster.instances is 2: expected 1"),
         ("cluster", {"kv_cache_tokens": None}, "cluster.kv_cache_tokens is missing"),
     ],

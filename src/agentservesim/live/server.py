@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ LOG_LINES_SHOWN = 25
 STREAM_INTERVAL = 10_000
 """Tokens between the first and the last come in chunks of so many: on a machine with few cores, streaming
 each one would take the engine's time."""
+_CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 START_S = 180.0
 STOP_S = 10.0
 LOOK_S = 0.25
@@ -91,6 +93,12 @@ def check_cpu(config: RunConfig) -> None:
         raise InputError("cluster.kv_cache_tokens is missing: expected the KV pool that the real engine gets")
     if engine.max_model_len is None:
         raise InputError("engine.max_model_len is missing: expected the longest sequence, prompt and output")
+    pool = kv_pool_tokens(cluster, engine).usable_blocks * engine.block_size
+    if engine.max_model_len > pool:
+        raise InputError(
+            f"engine.max_model_len is {engine.max_model_len}: expected at most {pool}, the tokens that "
+            f"cluster.kv_cache_tokens {cluster.kv_cache_tokens} leaves for one sequence; else vLLM does not start"
+        )
 
 
 def engine_options(config: RunConfig) -> list[str]:
@@ -226,7 +234,11 @@ class VllmServer:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             lines = []
-        return f"the end of {self.log}:\n" + "\n".join(f"  {line}" for line in lines[-LOG_LINES_SHOWN:])
+        # vLLM's processes tell of each other's ends; the first error is the cause.
+        causes = [line for line in lines if _CAUSE.search(line) and "WARNING" not in line]
+        shown = [*causes[:1], *lines[-LOG_LINES_SHOWN:]]
+        where = f"the first error and the end of {self.log}" if causes else f"the end of {self.log}"
+        return f"{where}:\n" + "\n".join(f"  {line}" for line in shown)
 
 
 def _healthy(url: str) -> bool:
