@@ -171,9 +171,10 @@ def main() -> None:
 
     def on_part(words: str) -> None:
         nonlocal said
-        if words.partition(", 1")[0].partition(" s")[0] != said:
-            print(words, file=sys.stderr, flush=True)
-        said = words.partition(", 1")[0].partition(" s")[0]
+        part = words.partition("), ")[0]  # without the seconds that a start has taken
+        if part != said:
+            print(part, file=sys.stderr, flush=True)
+        said = part
 
     lab = Lab(vllm_python(given.vllm_python), given.out, on_part)
     for workload in given.only:

@@ -97,7 +97,7 @@ def check_cpu(config: RunConfig) -> None:
     if engine.max_model_len > pool:
         raise InputError(
             f"engine.max_model_len is {engine.max_model_len}: expected at most {pool}, the tokens that "
-            f"cluster.kv_cache_tokens {cluster.kv_cache_tokens} leaves for one sequence; else vLLM does not start"
+            f"cluster.kv_cache_tokens {cluster.kv_cache_tokens} leaves for a sequence, or vLLM does not start"
         )
 
 
