@@ -113,7 +113,7 @@ from agentservesim.live.recorder import StepRecorder
 recorder = StepRecorder(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for step in range(100):
-    if step == 60:
+    if step == int(sys.argv[2]):
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     recorder.scheduled(step, [], [100 + step], [], 1, 0, 9, 0, float(step))
     recorder.updated(step, 1, step + 0.5)
@@ -122,10 +122,14 @@ print(recorder.steps, recorder.lost)
 """
 
 
-def test_a_disk_that_fills_up_loses_counted_rows_and_breaks_no_line(tmp_path):
+@pytest.mark.parametrize("space_again_at", [60, 1000], ids=["has space again", "stays full"])
+def test_a_disk_that_fills_up_loses_counted_rows_and_breaks_no_line(tmp_path, space_again_at):
     path = tmp_path / "steps.jsonl"
     done = subprocess.run(
-        [sys.executable, "-c", FILLS_UP, str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FILLS_UP, str(path), str(space_again_at)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     steps, lost = map(int, done.stdout.split())
     assert steps == 100 and 0 < lost < 100
