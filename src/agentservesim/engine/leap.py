@@ -103,7 +103,8 @@ def commit(leap: Leap, steps: int, scheduler: Scheduler) -> None:
     """Bring requests and blocks to where `steps` single steps of the leap would have."""
     decodes = scheduler.decodes
     pool = scheduler.block_pool
-    if steps <= pool.block_size or not _grow_apart(scheduler, steps):
+    # Few steps of a large batch are cheaper one by one: most of it needs nothing.
+    if steps <= min(pool.block_size, 2 * decodes.size) or not _grow_apart(scheduler, steps):
         _commit_one_by_one(scheduler, steps)
         return
     decodes.scheduled += steps
