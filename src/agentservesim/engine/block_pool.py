@@ -8,6 +8,7 @@ without a hash are all alike, and the queue always has them in front of the hash
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection
 
 from agentservesim.engine.block_table import BlockTable, CachedLine, Run
 from agentservesim.engine.content import Content, Line, Span
@@ -77,6 +78,17 @@ class BlockPool:
         if self._changed is None:
             self._changed = set()
         return self._changed
+
+    def blocks_before(self, lines: Collection[Line], at_most: int) -> int:
+        """How many blocks can be allocated before one of these lines loses one, as far as `at_most`."""
+        count = self.num_unhashed_free
+        run = self._queue.newer
+        assert run is not None
+        while count < at_most and run is not self._queue and run.index.line not in lines:
+            count += run.hi - run.lo
+            run = run.newer
+            assert run is not None
+        return min(count, at_most)
 
     # --- references --------------------------------------------------------------------------------------
 

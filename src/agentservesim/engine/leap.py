@@ -128,6 +128,11 @@ def _undecided_steps(scheduler: Scheduler) -> int:
     steps = min(decodes.steps_to_first_end() - 1, MAX_STEPS)
     pool = scheduler.block_pool
     available = pool.num_unhashed_free + pool.num_hashed_free
+    available = scheduler.blocks_until_another_head(
+        min(available, decodes.size * (MAX_STEPS // pool.block_size + 1))
+    )
+    if available < 0:
+        return 0
     # Each request needs at most one block more than its steps fill: no need to count where that fits.
     if steps > 0 and decodes.size * (steps // pool.block_size + 1) > available:
         steps = min(steps, decodes.steps_within(available))

@@ -117,6 +117,8 @@ class Scheduler:
     choose_victim(running)       names the request to preempt; default: vLLM's choice
     reprioritize(waiting)        sets new priorities just before one of `waiting` could be admitted; returns
                                  whether it has
+    order_holds_for(n)           how many blocks, n or fewer, can be taken until `reprioritize` might set
+                                 another priority; -1: it might at any time, which is the default
     """
 
     tokens_in_flight = 0
@@ -154,6 +156,7 @@ class Scheduler:
         self.on_finished: Callable[[Request], None] = self.kv_cache.free
         self.choose_victim: Callable[[list[Request]], Request] | None = None
         self.reprioritize: Callable[[WaitingQueue], bool] | None = None
+        self.order_holds_for: Callable[[int], int] = lambda num_blocks: -1
 
     @property
     def block_pool(self) -> BlockPool:
@@ -171,6 +174,13 @@ class Scheduler:
         if self.waiting and not self._head_refused:
             return False
         return self.decodes.size == len(self.running)
+
+    def blocks_until_another_head(self, num_blocks: int) -> int:
+        """How many blocks, `num_blocks` or fewer, decodes can take until somebody else might be the head of
+        the waiting queue; -1 where they need take none for that. A dynamic policy may change its mind."""
+        if not self.reprioritize or not self.waiting or len(self.running) >= self.max_num_seqs:
+            return num_blocks
+        return self.order_holds_for(num_blocks)
 
     @property
     def num_computed_tokens(self) -> int:
@@ -278,11 +288,10 @@ class Scheduler:
 
     def _schedule_waiting(self, output: SchedulerOutput, threshold: int, budget: int, now_s: float) -> None:
         """Then the head of the waiting queue, again and again: if it cannot run, nobody behind it can."""
-        asks_again = refused = False
-        if self.reprioritize and budget > 0 and len(self.running) < self.max_num_seqs:
-            if self.reprioritize(self.waiting):
-                self.waiting.reorder()
-            asks_again = True
+        refused = False
+        may_admit = budget > 0 and len(self.running) < self.max_num_seqs
+        if may_admit and self.reprioritize and self.reprioritize(self.waiting):
+            self.waiting.reorder()
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.peek()
             hits = self.kv_cache.get_computed_blocks(request)
@@ -306,10 +315,9 @@ class Scheduler:
             output.admitted.append(request)
             output.num_scheduled_tokens[request] = num_new_tokens
             budget -= num_new_tokens
-        # Decodes only take blocks, so who is refused now is refused until something else happens; but a
-        # dynamic policy may change its mind about who is the head.
+        # Decodes only take blocks, so who is refused now is refused until something else happens.
         full = len(self.running) >= self.max_num_seqs
-        self._head_refused = full or (refused and not asks_again and not output.admitted)
+        self._head_refused = full or (refused and not output.admitted)
 
     def _admit(self, request: Request, num_hit_tokens: int, now_s: float) -> None:
         request.num_computed_tokens = request.num_hit_tokens = num_hit_tokens

@@ -157,14 +157,14 @@ class DispatchPlane:
     def _hook(self, scheduling: Any) -> None:
         """Let a scheduling policy reorder waiting calls (dynamic) and choose victims, where it wants to."""
         for instance in self._instances:
-            if getattr(scheduling, "dynamic", False):
-                instance.scheduler.reprioritize = (
-                    ResidencyOrder(instance.scheduler.block_pool, self._priority_now)
-                    if getattr(scheduling, "follows_residency", False)
-                    else self._reprioritize
-                )
+            scheduler = instance.scheduler
+            if getattr(scheduling, "follows_residency", False):
+                order = ResidencyOrder(scheduler.block_pool, self._priority_now)
+                scheduler.reprioritize, scheduler.order_holds_for = order, order.holds_for
+            elif getattr(scheduling, "dynamic", False):
+                scheduler.reprioritize = self._reprioritize
             if hasattr(scheduling, "victim"):
-                instance.scheduler.choose_victim = lambda running, ask_victim=scheduling.victim: self._victim(
+                scheduler.choose_victim = lambda running, ask_victim=scheduling.victim: self._victim(
                     ask_victim, running
                 )
 

@@ -20,6 +20,7 @@ class ResidencyOrder:
     """
 
     def __init__(self, pool: BlockPool, priority: Callable[[Call], int]) -> None:
+        self._pool = pool
         self._priority = priority
         self._changed = pool.watch()
         self._num_added = -1
@@ -40,6 +41,11 @@ class ResidencyOrder:
                         moved |= self._ask(request)
         self._changed.clear()
         return moved
+
+    def holds_for(self, num_blocks: int) -> int:
+        """How many blocks, `num_blocks` or fewer, decodes can take before an answer might change; -1: it
+        might at any time. No call that waits is of what decodes write, or it is asked for each time."""
+        return self._pool.blocks_before(self._requests, num_blocks) if self._num_added >= 0 else -1
 
     def _look_at_all(self, waiting: WaitingQueue) -> bool:
         """As long as nobody is added, those whose lines are known here are all who wait."""
