@@ -5,8 +5,10 @@ Needs vllm: `make test-vllm`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,6 +220,17 @@ def test_the_engine_refuses_a_policy_in_the_simulators_words(tmp_path, axis, spe
     with pytest.raises(AgentServeSimError) as engine:
         live_scheduler(tmp_path, {axis: spec})
     assert str(engine.value) == str(simulator.value)
+
+
+def test_another_version_of_vllm_is_refused_before_anything_of_it_is_used(monkeypatch):
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", "0.31.0")
+    monkeypatch.delitem(sys.modules, "agentservesim.live.vllm_plugin", raising=False)
+    monkeypatch.delitem(sys.modules, "agentservesim.live.vllm_pool", raising=False)
+    with pytest.raises(InputError, match=r"vllm 0\.31\.0: .* 0\.32\.0"):
+        importlib.import_module("agentservesim.live.vllm_plugin")
+    assert "agentservesim.live.vllm_pool" not in sys.modules
 
 
 def test_a_kv_cache_of_another_kind_is_refused(tmp_path, monkeypatch):

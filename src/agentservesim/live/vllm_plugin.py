@@ -8,6 +8,7 @@ planes before or after. Requests without a program, and everything a failing pol
 to plain vLLM.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import json
@@ -18,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+
+from agentservesim.live.versions import check_vllm
+
+check_vllm(vllm.__version__)  # before what another version may not have
+
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -33,7 +39,6 @@ from agentservesim.live.programs import LiveCall, LivePrograms
 from agentservesim.live.recorder import StepRecorder, batch_shape
 from agentservesim.live.settings import LiveSettings, live_settings
 from agentservesim.live.supervision import Supervisor, supervised
-from agentservesim.live.versions import check_vllm
 from agentservesim.live.vllm_pool import HeldBlocks, ParkingBlockPool, ProgramKVCacheManager
 from agentservesim.live.vllm_queue import DynamicQueue
 from agentservesim.planes.retention import RetentionPlane
@@ -54,7 +59,6 @@ class LiveScheduler(Scheduler):
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_vllm(vllm.__version__)
         settings = live_settings(vllm_config.additional_config)
         policies = {
             axis: supervised(policy, settings.policy_timeout_s)
