@@ -1,27 +1,32 @@
 """Mean JCT of a real vLLM on this machine's CPU and of its simulation: 2 workloads, 5 arrival rates, 2 policy
 pairs.
 
-    python scripts/live_cells.py OUT --vllm-python VENV/bin/python [--repeats 3] [--only coder] [--rates 0.4]
+    python scripts/live_cells.py OUT --vllm-python VENV/bin/python [--repeats 3] [--only coder]
 
-One server for the five rates of a workload and policy pair; its prefix cache is reset before every run.
-Neither pair keeps a state between programs, so that a run finds the server as the first did. Each server is
-calibrated before its runs, on another load. OUT/cells.jsonl grows by a line a cell, and cells that it has are
-not run again; the table of docs/fidelity.md goes to stdout.
+One server for the five rates of a workload and policy pair; its prefix cache is reset before every run, and
+the repeats of a rate lie minutes apart, as a shared machine's speed drifts. Neither pair keeps a state
+between programs, so that a run finds the server as the first did. A cell's simulation has step times fitted
+to all that its server logged apart from the cell's own runs: a calibration load, and the other rates' runs.
+OUT/cells.jsonl grows by a server's five lines, and servers that it has are not run again; the table of
+docs/fidelity.md goes to stdout.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentservesim import RunConfig, parse_config, simulate
-from agentservesim.live.calibration import Calibration
-from agentservesim.live.server import VllmServer, vllm_python
+from agentservesim.live.calibration import Calibration, steps_when
+from agentservesim.live.server import vllm_python
 from agentservesim.live.validate import Lab
+from agentservesim.validation.linear_fit import fit_linear
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "coder": {
@@ -75,42 +80,49 @@ def cell_config(workload: str, pair: str, rate: float) -> RunConfig:
     )
 
 
-def run_server(
-    lab: Lab, workload: str, pair: str, rates: list[float], repeats: int, file: Path
-) -> list[dict[str, Any]]:
-    """The cells of one server, each written to `file` when it is done."""
+def run_server(lab: Lab, workload: str, pair: str, repeats: int, file: Path) -> list[dict[str, Any]]:
+    """The cells of one server: all real runs first, then each cell's simulation, calibrated on the rest."""
     name = f"{workload}-{pair.replace(', ', '-')}"
+    rates = RATES[workload]
     largest = cell_config(workload, pair, max(rates))
-    cells = []
+    runs: dict[float, list[RunRecord]] = {rate: [] for rate in rates}
     with lab.server(largest, name) as server:
         calibration = lab.calibrate_on(server, largest, name)
-        (lab.folder / f"{name}.calibration.json").write_text(json.dumps(calibration.as_dict(), indent=1))
-        for rate in rates:
-            cell = run_cell(lab, server, calibration, workload, pair, rate, repeats)
-            cells.append(cell)
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(cell) + "\n")
+        for number in range(1, repeats + 1):
+            for rate in rates:
+                lab.on_part(f"{workload}, {pair}, {rate} programs/s: real run {number} of {repeats}")
+                server.reset_prefix_cache()
+                began_s = time.monotonic()
+                out = lab.folder / f"{name}-{rate}-{number}"
+                result = lab.real_run(cell_config(workload, pair, rate), server, out, seed=number)
+                runs[rate].append(RunRecord(began_s, time.monotonic(), result.summary))
+    cells = []
+    for rate in rates:
+        cells.append(judge(lab.log(name, "steps"), calibration, workload, pair, rate, runs[rate]))
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(cells[-1]) + "\n")
     return cells
 
 
-def run_cell(
-    lab: Lab,
-    server: VllmServer,
-    calibration: Calibration,
-    workload: str,
-    pair: str,
-    rate: float,
-    repeats: int,
+class RunRecord(NamedTuple):
+    """A real run: from when to when on the machine's monotonic clock, and its summary."""
+
+    began_s: float
+    ended_s: float
+    summary: dict[str, Any]
+
+
+def judge(
+    step_log: Path, calibration: Calibration, workload: str, pair: str, rate: float, runs: list[RunRecord]
 ) -> dict[str, Any]:
-    """A cell: real runs, and the simulation with the server's calibration."""
-    config = cell_config(workload, pair, rate)
-    real = []
-    for number in range(1, repeats + 1):
-        server.reset_prefix_cache()
-        lab.on_part(f"{workload}, {pair}, {rate} programs/s: real run {number} of {repeats}")
-        out = lab.folder / f"{workload}-{pair.replace(', ', '-')}-{rate}-{number}"
-        real.append(lab.real_run(config, server, out, seed=number).summary)
-    simulated = simulate(calibration.applied(config)).summary
+    """A cell: its real runs beside its simulation. Step times are fitted to what the server logged apart from
+    these runs, the client's overhead is the calibration's."""
+    elsewhere = steps_when(
+        step_log, lambda time_s: not any(run.began_s <= time_s <= run.ended_s for run in runs)
+    )
+    fitted = dataclasses.replace(calibration, steps=fit_linear(elsewhere))
+    simulated = simulate(fitted.applied(cell_config(workload, pair, rate))).summary
+    real = [run.summary for run in runs]
     jct = [run["jct_mean_s"] for run in real]
     mean = statistics.mean(jct)
     return {
@@ -161,7 +173,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS), choices=list(PAIRS))
-    parser.add_argument("--rates", nargs="*", type=float)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "cells.jsonl"
@@ -179,13 +190,8 @@ def main() -> None:
     lab = Lab(vllm_python(given.vllm_python), given.out, on_part)
     for workload in given.only:
         for pair in given.pairs:
-            wanted = [
-                rate
-                for rate in RATES[workload]
-                if (workload, pair, rate) not in done and rate in (given.rates or RATES[workload])
-            ]
-            if wanted:
-                cells += run_server(lab, workload, pair, wanted, given.repeats, file)
+            if any((workload, pair, rate) not in done for rate in RATES[workload]):
+                cells += run_server(lab, workload, pair, given.repeats, file)
     order = [(w, p, r) for w in WORKLOADS for p in PAIRS for r in RATES[w]]
     cells.sort(key=lambda cell: order.index((cell["workload"], cell["pair"], cell["rate_per_s"])))
     print(table(cells))

@@ -23,8 +23,11 @@ from agentservesim.workload import load_programs
 
 WARM_UP_S = 4.0
 ALONE_S = 8.0
-LEVEL_S = 4.0
-"""Seconds of each part: before anything counts, one call at a time, and each level of concurrency."""
+LEVEL_S = 1.5
+ROUNDS = 3
+"""Seconds of each part: before anything counts, one call at a time, and each level of concurrency in each
+round. A machine that others use is a fifth faster in one minute than in another; in rounds, that is spread
+over all shapes."""
 SHORTEST_PROMPT = 16
 TURNS = 6
 ADDED_TOKENS = (4, 256)
@@ -79,9 +82,9 @@ def calibrate(
 ) -> Calibration:
     """Load the server at `url`, whose plug-in writes `step_log`, and fit what it logs.
 
-    The load is drawn evenly over the logarithm of prompt, output and tokens added to a context, from short
-    ones up to the longest prompt of the config's workload; it shares neither programs nor seeds nor arrivals
-    with it. One call at a time first, with pauses, then levels of concurrency up to max_num_seqs and down.
+    The load's prompts reach from short ones to the longest of the config's workload; it shares neither
+    programs nor seeds nor arrivals with it. One call at a time first, with pauses, then, in rounds, levels of
+    concurrency up to max_num_seqs and down.
     """
     source = _write_load(folder / "calibration.jsonl", _longest_prompt(config), seed=1)
     run = _Load(config, url, source, vocab_size)
@@ -91,16 +94,26 @@ def calibrate(
     on_part("calibrating: one call at a time")
     origin_s, calls = run.part(lanes=1, seconds=ALONE_S, seed=102)
     alone_s = time.monotonic()
-    for number, lanes in enumerate(levels(config.engine.max_num_seqs)):
+    for number, lanes in enumerate(levels(config.engine.max_num_seqs) * ROUNDS):
         on_part(f"calibrating: {lanes} at a time")
         run.part(lanes=lanes, seconds=LEVEL_S, seed=103 + number)
     time.sleep(1.5)  # the recorder's rows of the last second
-    rows = [json.loads(line) for line in step_log.read_text(encoding="utf-8").splitlines() if line]
-    kept = [row["monotonic_s"] >= warm_s for row in rows]
-    steps: list[Step] = [step for step, keep in zip(read_steps(step_log), kept, strict=True) if keep]
+    rows = read_rows(step_log)
     alone = [row for row in rows if warm_s <= row["monotonic_s"] <= alone_s]
     solo = solo_calls(alone, calls, origin_s)
+    steps = steps_when(step_log, lambda time_s: time_s >= warm_s)
     return Calibration(fit_linear(steps), client_overhead(solo), len(solo))
+
+
+def read_rows(step_log: Path) -> list[dict[str, Any]]:
+    """The rows of a step log, with what only the recorder writes."""
+    return [json.loads(line) for line in step_log.read_text(encoding="utf-8").splitlines() if line]
+
+
+def steps_when(step_log: Path, wanted: Callable[[float], bool]) -> list[Step]:
+    """The steps that ended when it was `wanted`, by this machine's monotonic clock."""
+    times = [row["monotonic_s"] for row in read_rows(step_log)]
+    return [step for step, time_s in zip(read_steps(step_log), times, strict=True) if wanted(time_s)]
 
 
 def levels(most: int) -> list[int]:
@@ -160,7 +173,8 @@ def _write_load(path: Path, longest: int, seed: int) -> Path:
 
 
 def _programs(longest: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Programs of a prompt that nothing is known of, and turns that add to its context."""
+    """Programs of a prompt that nothing is known of, and turns that add to its context. Half of the prompts
+    are longer than a quarter of the longest: most of an agent's steps attend to as much."""
 
     def drawn(low: int, high: int) -> int:
         return round(low * math.pow(high / low, rng.random()))
@@ -168,7 +182,8 @@ def _programs(longest: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for number in range(PROGRAMS):
         turns, context = [], 0
         for turn in range(TURNS):
-            prompt = context + drawn(*ADDED_TOKENS) if turn else drawn(SHORTEST_PROMPT, longest)
+            first = SHORTEST_PROMPT + round((longest - SHORTEST_PROMPT) * rng.random() ** 2)
+            prompt = context + drawn(*ADDED_TOKENS) if turn else first
             output = drawn(*OUTPUT_TOKENS)
             turns.append({"prompt_tokens": prompt, "output_tokens": output, "gap_s": PAUSE_S})
             context = prompt + output
