@@ -202,3 +202,20 @@ def setups(draw: Any) -> dict[str, Any]:
         },
         "output_reuse": draw(st.sampled_from(("deployment", "replay"))),
     }
+
+
+def answers_by_leaps_and_steps(
+    folder: Path, programs: list[Any], step_time: dict[str, Any]
+) -> list[list[Any]]:
+    """When each call of an RTX 4090 had its first and last token, in leaps and step by step."""
+    answers = []
+    for mode in ("leap", "step"):
+        result = run(
+            folder,
+            programs,
+            cluster={"gpu": "rtx_4090"},
+            engine={"step_mode": mode},
+            step_time={**step_time, "base_s": 0.0, "per_prefill_token_s": 0.0, "per_decode_s": 0.0},
+        )
+        answers.append([(r["program_id"], r["first_token_s"], r["completed_s"]) for r in rows(result)])
+    return answers

@@ -30,7 +30,7 @@ from agentservesim.step_time.residual import (
     split_term,
 )
 from agentservesim.step_time.residual_fit import StepSample, fit_residual
-from helpers import program, rows, run, turn
+from helpers import answers_by_leaps_and_steps, program, turn
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "fit_residuals.py"
 ABOUT: dict[str, Any] = {
@@ -238,19 +238,7 @@ def test_a_run_with_a_residual_leaps_and_steps_to_the_same_times(tmp_path: Path)
     )
     file.write_text(residual(decode_only=regime, with_prefill=regime).to_yaml())
     programs = [program(f"p{i}", [turn(80 * (i % 5) + 3, 60 + i)], arrival_s=0.03 * i) for i in range(10)]
-    answers = []
-    for mode in ("leap", "step"):
-        result = run(
-            tmp_path,
-            programs,
-            cluster={"gpu": "rtx_4090"},
-            engine={"step_mode": mode},
-            step_time={
-                "backend": "roofline", "residual": str(file),
-                "base_s": 0.0, "per_prefill_token_s": 0.0, "per_decode_s": 0.0,
-            },
-        )  # fmt: skip
-        answers.append([(r["program_id"], r["first_token_s"], r["completed_s"]) for r in rows(result)])
+    answers = answers_by_leaps_and_steps(tmp_path, programs, {"backend": "roofline", "residual": str(file)})
     assert answers[0] == answers[1]
 
 

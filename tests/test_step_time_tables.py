@@ -15,7 +15,7 @@ from agentservesim.errors import InputError
 from agentservesim.step_time import StepTimeModel, build_step_time, gpu
 from agentservesim.step_time.all_reduce import all_reduce
 from agentservesim.step_time.interpolation import Curve, Grid
-from helpers import program, rows, run, turn
+from helpers import answers_by_leaps_and_steps, program, turn
 
 LAYERS = 32
 META = "model: tiny\ngpu: Testing\nvllm_version: 0.19.0\n"
@@ -235,19 +235,7 @@ def _skewed(factory: pytest.TempPathFactory) -> StepTimeModel:
 def test_a_run_leaps_and_steps_to_the_same_times(folder: Path, tmp_path: Path) -> None:
     (folder / "tp1" / "skew_fit.csv").write_text(SKEW)
     programs = [program(f"p{i}", [turn(100 * (i % 7) + 3, 40 + i)], arrival_s=0.02 * i) for i in range(12)]
-    answers = []
-    for mode in ("leap", "step"):
-        result = run(
-            tmp_path,
-            programs,
-            cluster={"gpu": "rtx_4090"},
-            engine={"step_mode": mode},
-            step_time={
-                "backend": "tables", "path": str(folder),
-                "base_s": 0.0, "per_prefill_token_s": 0.0, "per_decode_s": 0.0,
-            },
-        )  # fmt: skip
-        answers.append([(r["program_id"], r["first_token_s"], r["completed_s"]) for r in rows(result)])
+    answers = answers_by_leaps_and_steps(tmp_path, programs, {"backend": "tables", "path": str(folder)})
     assert answers[0] == answers[1]
 
 

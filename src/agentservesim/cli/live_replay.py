@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agentservesim.cli.configs import open_config
 from agentservesim.cli.progress import PATIENCE_S, progress_bar, time_left
 from agentservesim.cli.run import INTERRUPTED, expected_programs, incomplete
-from agentservesim.cli.tables import console, count, percent, plain_table, seconds
+from agentservesim.cli.tables import FIGURES, console, count, percent, seconds, show_facts, show_figures
 from agentservesim.live.replay import ReplayOptions, ReplayResult, replay
 
 if TYPE_CHECKING:
@@ -99,24 +99,8 @@ def _show(result: ReplayResult, out: Path | None) -> None:
     screen = console()
     screen.print(f"[bold]{result.config.workload.source} on {summary['step_time']['source']}[/bold]")
     screen.print()
-    table = plain_table("", "mean", "p50", "p90", "p99")
-    for label, key in (
-        ("JCT (a program's completion)", "jct"),
-        ("TTFT", "ttft"),
-        ("TPOT", "tpot"),
-        ("ITL (between chunks)", "itl"),
-    ):
-        table.add_row(label, *(seconds(summary.get(f"{key}_{q}_s")) for q in ("mean", "p50", "p90", "p99")))
-    table.add_row("call latency", seconds(summary["call_latency_mean_s"]), "", "", "")
-    table.add_row("queueing", seconds(summary["queue_mean_s"]), "", "", "")
-    screen.print(table)
-    screen.print()
-    facts = plain_table("", "", numeric_from=2)
-    facts.show_header = False
-    facts.columns[1].no_wrap = False
-    for label, text in _facts(summary):
-        facts.add_row(label, text)
-    screen.print(facts)
+    show_figures(screen, summary, (*FIGURES, ("ITL (between chunks)", "itl")))
+    show_facts(screen, _facts(summary))
     if out is not None:
         files = "config.yaml, summary.json, programs, calls, chunks and decisions.parquet"
         screen.print(f"\nwritten to {out}: {files}")

@@ -10,7 +10,16 @@ from typing import Any
 
 from agentservesim.cli.configs import open_config
 from agentservesim.cli.progress import watch
-from agentservesim.cli.tables import console, count, joules, percent, plain_table, seconds
+from agentservesim.cli.tables import (
+    FIGURES,
+    console,
+    count,
+    joules,
+    percent,
+    seconds,
+    show_facts,
+    show_figures,
+)
 from agentservesim.config import RunConfig
 from agentservesim.policies import registry
 from agentservesim.run import Result, simulate
@@ -104,19 +113,8 @@ def _show(result: Result, out: Path | None) -> None:
     ]
     screen.print(", ".join(chosen), style="dim")
     screen.print()
-    table = plain_table("", "mean", "p50", "p90", "p99")
-    for label, key in (("JCT (a program's completion)", "jct"), ("TTFT", "ttft"), ("TPOT", "tpot")):
-        table.add_row(label, *(seconds(summary.get(f"{key}_{q}_s")) for q in ("mean", "p50", "p90", "p99")))
-    table.add_row("call latency", seconds(summary["call_latency_mean_s"]), "", "", "")
-    table.add_row("queueing", seconds(summary["queue_mean_s"]), "", "", "")
-    screen.print(table)
-    screen.print()
-    facts = plain_table("", "", numeric_from=2)
-    facts.show_header = False
-    facts.columns[1].no_wrap = False
-    for label, text in _facts(summary):
-        facts.add_row(label, text)
-    screen.print(facts)
+    show_figures(screen, summary, FIGURES)
+    show_facts(screen, _facts(summary))
     if summary["step_time"]["notice"]:
         screen.print(f"\n[yellow]note:[/yellow] {summary['step_time']['notice']}")
     if out is not None:

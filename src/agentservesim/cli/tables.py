@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
+
+FIGURES = (("JCT (a program's completion)", "jct"), ("TTFT", "ttft"), ("TPOT", "tpot"))
+"""What a run is judged by: label, key in the summary."""
 
 
 def console() -> Console:
@@ -43,6 +49,27 @@ def count(value: float | None) -> str:
 
 def joules(value: float) -> str:
     return f"{value / 3.6e6:.3g} kWh"
+
+
+def show_figures(screen: Console, summary: dict[str, Any], figures: Sequence[tuple[str, str]]) -> None:
+    """Mean and quantiles of each figure, (label, key in the summary) in order, and the means of calls."""
+    table = plain_table("", "mean", "p50", "p90", "p99")
+    for label, key in figures:
+        table.add_row(label, *(seconds(summary.get(f"{key}_{q}_s")) for q in ("mean", "p50", "p90", "p99")))
+    table.add_row("call latency", seconds(summary["call_latency_mean_s"]), "", "", "")
+    table.add_row("queueing", seconds(summary["queue_mean_s"]), "", "", "")
+    screen.print(table)
+    screen.print()
+
+
+def show_facts(screen: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Sentences, a label each."""
+    table = plain_table("", "", numeric_from=2)
+    table.show_header = False
+    table.columns[1].no_wrap = False
+    for label, text in facts:
+        table.add_row(label, text)
+    screen.print(table)
 
 
 def plain_table(*headers: str, numeric_from: int = 1) -> Table:

@@ -142,10 +142,8 @@ class LiveDispatch(DispatchPlane):
 
     def reprioritize(self, calls: Sequence[LiveCall]) -> None:
         """Ask a dynamic policy again for each of these calls, which wait in this order."""
-        now_s = self._clock.now_s
         for call in calls:
-            pcb = pcb_view(call, self._table, self._instances, self._clock)
-            call.priority = self._ask_priority(pcb, now_s, call.run.program.program_id)
+            call.priority = self._priority_now(call)
 
     def victim(self, running: Any) -> Any:
         """Of the running calls the one that the scheduling policy preempts; None: vLLM is to choose."""
@@ -160,10 +158,6 @@ class LiveDispatch(DispatchPlane):
             self._count_admitted(call)
             return True
         return outcome
-
-    def _count_admitted(self, call: Call) -> None:
-        largest = max(self._admitted.get(call.run, 0), call.turn.prompt_tokens)
-        self._admitted[call.run] = largest
 
     def _placed(self, call: Call, index: int, priority: int, now_s: float) -> Any:
         assert isinstance(call, LiveCall)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 
 import agentservesim
 from agentservesim.config import PoliciesConfig, RunConfig
@@ -164,8 +165,7 @@ def live_validate(
     check_cpu(config)
     calibration = calibration or lab.calibrate(config)
     applied = calibration.applied(config)
-    simulated = simulate(applied)
-    simulate(applied, lab.folder / "simulated")
+    simulated = simulate(applied, lab.folder / "simulated")
     runs = []
     for number in range(1, repeats + 1):
         name = f"real-{number}"
@@ -185,7 +185,8 @@ def compare(simulated: Result, lab: Lab, name: str, result: ReplayResult) -> Rea
     paired = validate(simulated.config, lab.folder / name)
     paired.write(lab.folder / f"{name}-paired")
     decisions = diff_decisions(
-        read_decisions(lab.log(name, "decisions")), simulated.tables["decisions"].to_pylist()
+        read_decisions(lab.log(name, "decisions")),
+        pq.read_table(lab.folder / "simulated" / "decisions.parquet").to_pylist(),
     )
     return RealRun(result.summary, paired, decisions)
 

@@ -99,9 +99,11 @@ class DispatchPlane:
                 raise reject(admit, answer, "True or False", now_s, about)
             if not answer:
                 return False
-        largest = max(self._admitted.get(call.run, 0), call.turn.prompt_tokens)
-        self._admitted[call.run] = largest
+        self._count_admitted(call)
         return True
+
+    def _count_admitted(self, call: Call) -> None:
+        self._admitted[call.run] = max(self._admitted.get(call.run, 0), call.turn.prompt_tokens)
 
     def _queue_view(self, call: Call, held: int | None) -> QueueView:
         contexts = (max(run.pcb.context_tokens, prompt) for run, prompt in self._admitted.items())

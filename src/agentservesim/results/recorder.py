@@ -12,6 +12,12 @@ from agentservesim.results.tables import CALLS, DECISIONS, PROGRAMS, TableWriter
 REFUSALS_NAMED = 20
 
 
+def name_call(named: list[str], call: Call, words: str) -> None:
+    """Say something of a call, if not yet of too many."""
+    if len(named) < REFUSALS_NAMED:
+        named.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {words}")
+
+
 class Recorder:
     """Counts and samples of a run; tables go to `out_dir` as Parquet, or stay in memory without one, if
     they are to be kept at all.
@@ -93,14 +99,12 @@ class Recorder:
     def call_refused(self, call: Call, reason: str) -> None:
         """A call no instance can ever serve."""
         self.calls_refused += 1
-        if len(self.refusals) < REFUSALS_NAMED:
-            self.refusals.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {reason}")
+        name_call(self.refusals, call, reason)
         self._unfinished(call, "refused", reason)
 
     def call_lost(self, call: Call, reason: str) -> None:
         """A call that the run ended without."""
-        if len(self.lost) < REFUSALS_NAMED:
-            self.lost.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {reason}")
+        name_call(self.lost, call, reason)
         self._unfinished(call, "live", reason)
 
     def program_ended(self, run: ProgramRun) -> None:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
-import msgspec
-
 from agentservesim.live.identity import identity_of_call
 from agentservesim.live.replay.client import Attempts, CallFailed, CallRejected, CompletionClient
 from agentservesim.live.replay.recorder import LiveRecorder, served_times
@@ -15,7 +13,8 @@ from agentservesim.live.replay.stream import Answer
 from agentservesim.live.tokens import TokenBook
 from agentservesim.programs.orchestrator import Call, Orchestrator, ProgramRun
 from agentservesim.programs.pcb import ProgramTable
-from agentservesim.programs.program import Program, ToolCall, Turn
+from agentservesim.programs.program import Program
+from agentservesim.workload.transforms.times import with_longer_waits
 
 LOOK_S = 0.2
 STALL_S = 0.01
@@ -124,7 +123,8 @@ class Drive:
     async def _arrive(self, due_s: float, program: Program) -> None:
         await self._until(due_s)
         self.recorder.program_arrived()
-        run = self._orchestrator.start(scaled(program, self._time_scale), due_s)
+        program = with_longer_waits(program, self._time_scale, self._time_scale)
+        run = self._orchestrator.start(program, due_s)
         self._live_programs[run] = None
         if self._lanes is None:
             self._next_arrival()
@@ -218,20 +218,3 @@ class Drive:
             self.recorder.call_lost(call, "interrupted")
         for run in self._live_programs:
             self.recorder.program_lost(run)
-
-
-def scaled(program: Program, factor: float) -> Program:
-    """The program with every wait after its start `factor` times as long: tools, gaps, pauses, delays."""
-    if factor == 1:
-        return program
-
-    def longer(turn: Turn) -> Turn:
-        return msgspec.structs.replace(
-            turn,
-            tools=tuple(ToolCall(tool.name, tool.duration_s * factor) for tool in turn.tools),
-            gap_s=None if turn.gap_s is None else turn.gap_s * factor,
-            pause_s=turn.pause_s * factor,
-            delay_s=turn.delay_s * factor,
-        )
-
-    return msgspec.structs.replace(program, turns=tuple(map(longer, program.turns)))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from agentservesim.live.replay.client import Attempts
 from agentservesim.live.replay.stream import Answer
 from agentservesim.programs.orchestrator import Call, ProgramRun
-from agentservesim.results.recorder import REFUSALS_NAMED, Recorder
+from agentservesim.results.recorder import Recorder, name_call
 from agentservesim.results.tables import TableWriter
 
 CHUNKS = pa.schema(
@@ -98,15 +98,13 @@ class LiveRecorder(Recorder):
     def call_failed(self, call: Call, reason: str) -> None:
         """A call the server might have served and did not."""
         self.calls_failed += 1
-        if len(self.failures) < REFUSALS_NAMED:
-            self.failures.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {reason}")
+        name_call(self.failures, call, reason)
         self._unfinished(call, "failed", reason)
 
     def deviation(self, call: Call, kind: str, words: str) -> None:
         """A call was served otherwise than asked for."""
         self.deviations[kind] += 1
-        if len(self.named) < REFUSALS_NAMED:
-            self.named.append(f"program {call.run.program.program_id}, turn {call.turn.turn_id}: {words}")
+        name_call(self.named, call, words)
 
     def close(self) -> dict[str, object]:
         tables = super().close()
